@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from downrange import Message
+from downrange.client.pipeline_status import PipelineStatus
 from downrange.testing import EmbeddedBroker, broker
 from tests.docs.test_docs import ROOT, example
 from tests.support.processes import DOWNRANGE
@@ -52,6 +53,11 @@ def test_a_project_runs_goes_on_and_fails_with_an_exit_code(tmp_path: Path) -> N
         assert first.returncode == 0, first.stderr
         assert "Run is COMPLETED." in json.loads(first.stdout)["events"]
         assert sorted(message.body for message in mq.messages("paid")) == [b"1", b"3", b"5", b"7", b"9"]
+        told = [PipelineStatus.decode(message.body) for message in mq.messages("DOWNRANGE_PIPELINES")]
+        assert {(status.name, status.kind) for status in told if status is not None} == {("orders", "declarative")}
+        last = max((status for status in told if status is not None), key=lambda status: status.timestamp)
+        assert last.lag == {"orders": 0}
+        assert last.batch_seconds is not None
         send(mq, 10, 4)
         second = run(mq, directory)
         assert second.returncode == 0, second.stderr

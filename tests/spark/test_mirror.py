@@ -101,6 +101,20 @@ def test_messages_stay_what_they_were(
     assert len(west.messages("orders")) == 71  # the target knew what it has
 
 
+def test_a_delayed_message_arrives_when_it_is_due_and_does_not_wait_again(
+    spark: SparkSession, east: EmbeddedBroker, west: EmbeddedBroker, tmp_path: Path
+) -> None:
+    east.create_topic("later", 1)
+    east.producer().send(Message("later", b"after a second", delay_level=1))
+    east.producer().send(Message("later", b"after two hours", delay_level=18))
+    east.wait_for("later", 1, 60)
+    assert mirror(spark, to_west(east, west, "later", tmp_path / "checkpoint")).mirrored == 1
+    [original], [copy] = east.messages("later"), west.messages("later")
+    assert copy.body == original.body == b"after a second"
+    assert copy.born_timestamp == original.born_timestamp
+    assert copy.store_timestamp >= original.store_timestamp >= original.born_timestamp + 1000
+
+
 def test_a_message_does_not_come_back(
     spark: SparkSession, east: EmbeddedBroker, west: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -213,7 +227,7 @@ def test_the_command_shows_its_plan_and_wrong_calls_in_one_line(
     assert "both called DefaultCluster" in run("plans", *sides, "--dry-run", code=2)
     named = (*sides, "--from-cluster", "east", "--to-cluster", "west", "--dry-run")
     assert "1 messages would go from east to west" in run("plans", *named)
-    assert "the source has no topic nothing" in run("nothing", *named, code=2)
+    assert "no topic nothing that may be read" in run("nothing", *named, code=2)
     assert "say where to: --to" in run("plans", code=2)
     assert "deliveryLevel" in run("plans", *named, "--to-option", "deliveryLevel=transactional", code=2)
     assert west.messages("plans") == []

@@ -5,8 +5,11 @@ from __future__ import annotations
 from array import array
 from itertools import pairwise
 from random import Random
+from sys import byteorder
 
 from downrange import _steps
+from downrange.model.record import CorruptRecord, decode_record
+from tests.support.compiled_client_checks import record
 
 _PIECES = (b"TAGS", b"KEYS", b"a", b"b", b"\x01", b"\x01", b"\x02", b"\x02", "größe".encode(), b"\xff", b"value")
 _NAMES = (b"TAGS", b"KEYS", b"")
@@ -103,3 +106,48 @@ def refuses_nonsense_about_properties(random: Random) -> None:
     assert _steps.split_properties(*bad) is None  # type: ignore[arg-type]
     assert _steps.split_properties(*good) is not None  # type: ignore[arg-type]
     assert _steps.walk_records(random.choice([None, 1, "text"])) is None  # type: ignore[arg-type]
+    assert _steps.read_heads(random.choice([None, 1, "text"]), array("q")) is None  # type: ignore[arg-type]
+    assert _steps.read_heads(b"", random.choice([None, 1, b"1234567"])) is None  # type: ignore[arg-type]
+
+
+def same_heads(random: Random) -> None:
+    """Records with gaps between them have the numbers that `decode_record` finds; damaged ones are left to Python."""
+    buffer, starts, records = bytearray(), array("q"), []
+    for _ in range(random.randrange(20)):
+        buffer += random.randbytes(random.randrange(40))
+        starts.append(len(buffer))
+        records.append(record(random))
+        buffer += records[-1]
+    block = _steps.read_heads(bytes(buffer), starts)
+    expected = [_numbers(raw, start) for raw, start in zip(records, starts, strict=True)]
+    if None in expected:
+        assert block is None
+    else:
+        assert block is not None
+        longs, ints = array("q", block[: 80 * len(records)]), array("i", block[80 * len(records) :])
+        for row, numbers in enumerate(expected):
+            assert [*longs[row :: len(records)], *ints[row :: len(records)]] == numbers
+    if records:
+        buffer[random.randrange(len(buffer))] ^= 1 << random.randrange(8)
+        _steps.read_heads(bytes(buffer), starts)
+        cut = bytes(buffer[: starts[-1] + random.randrange(len(records[-1]))])
+        assert _steps.read_heads(cut, starts) is None
+        for wrong in (-1, len(buffer), len(buffer) + 1, 2**63 - 1, -(2**63)):
+            assert _steps.read_heads(bytes(buffer), array("q", [*starts, wrong])) is None
+
+
+def _numbers(raw: bytes, start: int) -> list[int] | None:
+    """What `read_heads` makes of a record; None for one that it leaves to Python."""
+    try:
+        found = decode_record(raw)
+    except CorruptRecord:
+        return None
+    if ":" in found.born_host[0] or ":" in found.store_host[0]:
+        return None
+    hosts = [int.from_bytes(raw[at : at + 8], byteorder, signed=True) for at in (48, 64)]
+    properties = start + len(raw) - len(found.properties_text.encode())
+    return [
+        *(found.queue_offset, found.physical_offset, found.born_timestamp, found.store_timestamp, *hosts),
+        *(start + 88, start + 88 + len(found.body), properties, start + len(raw)),
+        *(found.queue_id, found.sys_flag, found.reconsume_times, int.from_bytes(raw[8:12], "big", signed=True)),
+    ]

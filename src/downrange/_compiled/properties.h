@@ -47,4 +47,20 @@ static inline void find_properties(const byte *start, Py_ssize_t whole, Part *ta
     }
 }
 
+/* Whether stored properties are text; 0 with an exception, too. */
+static inline int is_utf8(const byte *at, Py_ssize_t size) {
+    uint64_t eight;
+    Py_ssize_t n = 0;
+    for (; n + 8 <= size; n += 8) {
+        memcpy(&eight, at + n, 8);
+        if (eight & 0x8080808080808080u) break;
+    }
+    while (n < size && at[n] < 0x80) n++;
+    if (n == size) return 1;
+    PyObject *text = PyUnicode_DecodeUTF8((const char *)at, size, NULL);
+    if (text == NULL && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
+    Py_XDECREF(text);
+    return text != NULL;
+}
+
 #endif

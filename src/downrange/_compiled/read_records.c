@@ -12,29 +12,8 @@ typedef struct {
     NewMessages *batch;
 } Reading;
 
-/* Look the queue of a record up, and remember its row; -1 when it is not known, or special, or with an exception. */
-static int64_t learn_row(const Reading *reading, const Record *record) {
-    PyObject *key = Py_BuildValue("(y#i)", record->topic, record->topic_size, (int)record->queue_id);
-    PyObject *state = key == NULL ? NULL : PyDict_GetItemWithError(reading->by_topic, key);
-    Py_XDECREF(key);
-    if (state == NULL || state == Py_None) return -1;
-    Py_INCREF(state);
-    PyObject *number = PyObject_GetAttr(state, s_row), *is_special = PyObject_GetAttr(state, s_is_special);
-    int64_t row = -1;
-    if (is_special == Py_False) as_number(number, 0, INT64_MAX, &row);
-    Py_DECREF(state);
-    Py_XDECREF(number);
-    Py_XDECREF(is_special);
-    if (row >= 0) keep_row(reading->rows, record->topic_hash, record->topic, record->topic_size, record->queue_id, row);
-    return PyErr_Occurred() ? -1 : row;
-}
-
-static int64_t find_row(const Reading *reading, const Record *record) {
-    Destination to;
-    int64_t row = -1;
-    if (find_topic(reading->rows, record->topic_hash, record->topic, record->topic_size, &to))
-        row = row_of_queue(&to, record->queue_id);
-    return row >= 0 ? row : learn_row(reading, record);
+static int64_t row_of(const Reading *reading, const Record *record) {
+    return find_row(reading->by_topic, reading->rows, record->topic_hash, record->topic, record->topic_size, record->queue_id);
 }
 
 static int add_record(const Reading *reading, const Record *record, int64_t row) {
@@ -55,9 +34,10 @@ static int add_record(const Reading *reading, const Record *record, int64_t row)
     return 1;
 }
 
-/* Is this a record that needs no further look? */
-static int is_usual(const Record *record, int check_crc) {
-    if (get32(record->start + MAGIC_AT) != MAGIC_V1 || record->sys_flag & NOT_IN_A_QUEUE || record->topic_size > 127)
+/* Is this a record that needs no further look, and says itself that it lies here? */
+static int is_usual(const Record *record, int64_t place, int check_crc) {
+    if (get32(record->start + MAGIC_AT) != MAGIC_V1 || record->sys_flag & NOT_IN_A_QUEUE || record->topic_size > 127
+        || get64(record->start + PHYSICAL_OFFSET_AT) != place)
         return 0;
     return !check_crc || (crc32_of(record->body, record->body_size) & CRC_MASK) == get32(record->start + BODY_CRC_AT);
 }
@@ -69,7 +49,7 @@ static Py_ssize_t add_records(const Reading *reading, const byte *start, Py_ssiz
     for (int count = AHEAD; count == AHEAD && reading->batch->count < MOST;) {
         for (count = 0; count < AHEAD; count++) {
             Record *record = &records[count];
-            if (!read_record(start + ahead_at, size - ahead_at, record) || !is_usual(record, check_crc)) break;
+            if (!read_record(start + ahead_at, size - ahead_at, record) || !is_usual(record, offset + ahead_at, check_crc)) break;
             record->physical_offset = offset + ahead_at;
             ahead_at += (Py_ssize_t)record->size;
             if (reading->by_topic == NULL) continue;
@@ -77,7 +57,7 @@ static Py_ssize_t add_records(const Reading *reading, const byte *start, Py_ssiz
             fetch_topic(reading->rows, record->topic_hash);
         }
         for (int n = 0; n < count; n++) {
-            int64_t row = reading->by_topic == NULL ? 0 : find_row(reading, &records[n]);
+            int64_t row = reading->by_topic == NULL ? 0 : row_of(reading, &records[n]);
             if (row < 0 || !add_record(reading, &records[n], row)) return PyErr_Occurred() ? -1 : at;
             at += (Py_ssize_t)records[n].size;
         }

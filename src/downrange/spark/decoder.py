@@ -21,7 +21,7 @@ from downrange.model.message_id import offset_message_id, unpack_host
 from downrange.model.record import CorruptRecord, crc32
 from downrange.spark.arrow_arrays import as_numpy, constant, numbers, spans, strings
 from downrange.spark.property_arrays import PropertyArrays, SplitProperties, read_properties
-from downrange.spark.record_arrays import Positions, RecordArrays, field
+from downrange.spark.record_arrays import Positions, RecordArrays
 
 MAX_ROWS: Final = 10_000
 """Larger batches are not faster, and Spark holds each batch in memory as a whole."""
@@ -70,8 +70,8 @@ class Decoder:
         origin = fetched.origin
         raw = np.frombuffer(data, np.uint8)
         try:
-            for part in _parts(raw, fetched.starts):
-                batch = self._batch(RecordArrays(raw, part), data, origin)
+            for records in _parts(raw, fetched.starts):
+                batch = self._batch(records, data, origin)
                 if batch.num_rows:
                     yield batch
         except CorruptRecord as error:
@@ -96,16 +96,17 @@ class Decoder:
         return _Columns(records, data, origin, self.max_body_bytes, self.schema).batch()
 
 
-def _parts(raw: npt.NDArray[np.uint8], starts: Positions) -> Iterator[Positions]:
-    """`starts` in pieces of at most MAX_ROWS records and about MAX_BYTES."""
-    at = 0
-    while at < len(starts):
+def _parts(raw: npt.NDArray[np.uint8], starts: Positions) -> Iterator[RecordArrays]:
+    """The records that begin at `starts`, in pieces of at most MAX_ROWS records and about MAX_BYTES."""
+    for at in range(0, len(starts), MAX_ROWS):
         part = starts[at : at + MAX_ROWS]
-        if int(part.max()) + 4 > len(raw):
-            raise CorruptRecord(f"record at byte {int(part.max())} is cut off")
-        end = int(np.searchsorted(np.cumsum(field(raw, ">u4", part).astype(np.int64)), MAX_BYTES)) + 1
-        yield part[:end]
-        at += min(end, len(part))
+        records = RecordArrays(raw, part)
+        piece_of = np.cumsum(records.sizes) // MAX_BYTES
+        if int(piece_of[-1]) == 0:
+            yield records
+        else:
+            for piece in np.split(part, np.flatnonzero(np.diff(piece_of)) + 1):
+                yield RecordArrays(raw, piece)
 
 
 def _check_crc(records: RecordArrays, data: pa.Buffer) -> None:
@@ -160,7 +161,7 @@ class _Columns:
         records = self._records
         count = len(records)
         if records.has_v6:
-            hosts = self._packed_hosts(records.store_host_at, SysFlag.STORE_HOST_V6)
+            hosts = self._packed_hosts("store_host")
             return strings(list(map(offset_message_id, hosts, records.number("physical_offset").tolist())))
         parts = np.empty((count, 2), np.uint64)
         parts[:, 0] = records.packed_v4_hosts("store_host")
@@ -194,10 +195,10 @@ class _Columns:
         return _timestamps(self._records.store_time)
 
     def born_host(self) -> pa.Array:
-        return self._hosts("born_host", self._records.starts + 48, SysFlag.BORN_HOST_V6)
+        return self._hosts("born_host")
 
     def store_host(self) -> pa.Array:
-        return self._hosts("store_host", self._records.store_host_at, SysFlag.STORE_HOST_V6)
+        return self._hosts("store_host")
 
     def reconsume_times(self) -> pa.Array:
         return numbers(self._records.reconsume_times, pa.int32())
@@ -205,18 +206,18 @@ class _Columns:
     def sys_flag(self) -> pa.Array:
         return numbers(self._records.sys_flag, pa.int32())
 
-    def _hosts(self, which: str, at: Positions, flag: SysFlag) -> pa.Array:
+    def _hosts(self, which: str) -> pa.Array:
         if self._records.has_v6:
-            return strings([str(unpack_host(packed)) for packed in self._packed_hosts(at, flag)])
+            return strings([str(unpack_host(packed)) for packed in self._packed_hosts(which)])
         # Most records name one of a few hosts: the text of each host is made once.
         encoded = numbers(self._records.packed_v4_hosts(which), pa.uint64()).dictionary_encode()
         texts = [str(unpack_host(value.to_bytes(8, sys.byteorder))) for value in encoded.dictionary.to_pylist()]
         return strings(texts).take(encoded.indices)
 
-    def _packed_hosts(self, at: Positions, flag: SysFlag) -> list[bytes]:
+    def _packed_hosts(self, which: str) -> list[bytes]:
         whole = memoryview(self._data)
-        sizes = self._records.host_sizes(flag)
-        return [bytes(whole[start : start + size]) for start, size in zip(at.tolist(), sizes.tolist(), strict=True)]
+        starts, sizes = self._records.hosts(which)
+        return [bytes(whole[start : start + size]) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
 
 
 def _timestamps(millis: npt.NDArray[np.int64]) -> pa.Array:

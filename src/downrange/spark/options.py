@@ -49,16 +49,16 @@ class SourceOptions:
     )
     subscribe: str | None = setting(None, "Topics, separated by commas.")
     subscribe_pattern: str | None = setting(
-        None, "A regular expression: every topic whose whole name it matches, also topics that appear later."
+        None, "A regular expression. Every topic whose whole name matches is read, also topics that appear later."
     )
     assign: str | None = setting(None, 'Single queues as JSON: `{"orders": {"broker-a": [0, 1]}}`.')
     store_path: str | None = setting(
         None,
-        "Read this store directory (live, stopped or a copy) instead of asking a broker. Every worker must be able to.",
+        "Read this store directory (live, stopped or a copy), and ask no broker. Every worker must be able to read it.",
     )
     broker_name: str | None = setting(
         None,
-        "With storePath: value of the column broker. Default: name in the store's configuration, or of the directory.",
+        "With storePath: value of the column broker. Default: the store's configured name, or the directory's name.",
     )
     starting_offsets: str | None = setting(
         None,
@@ -75,46 +75,48 @@ class SourceOptions:
     )
     ending_offsets_by_timestamp: str | None = setting(None, "Reads only: endingTimestamp for single queues.")
     max_offsets_per_trigger: int | None = setting(
-        None, "Streams: the most messages of one batch, divided in proportion to the backlog of each queue.", minimum=1
+        None, "Streams: the most messages of one batch; queues share them in proportion to their backlogs.", minimum=1
     )
     min_offsets_per_trigger: int | None = setting(
         None, "Streams: wait for this many messages, but no longer than maxTriggerDelay.", minimum=1
     )
-    max_trigger_delay: str = setting("15m", "Streams: see minOffsetsPerTrigger. A number with ms, s, m, h or d.")
+    max_trigger_delay: str = setting(
+        "15m", "Streams: the longest wait for minOffsetsPerTrigger. A number with ms, s, m, h or d."
+    )
     min_partitions: int | None = setting(
-        None, "At least this many tasks for a read or batch, if it has as many messages."
+        None, "The least number of tasks of a read or batch, if it has as many messages."
     )
     max_records_per_partition: int = setting(
-        100_000, "The most messages of one task; small batches are one task.", minimum=1
+        100_000, "The most messages of one task. A small batch is one task.", minimum=1
     )
     whole_queues: bool = setting(
         False,
-        "One task reads all messages of a queue, so that they stay in order; at most minPartitions tasks, else one.",
+        "One task reads all messages of a queue, in order. There are at most minPartitions tasks, one by default.",
     )
     fail_on_data_loss: bool = setting(
-        True, "End the query if messages were deleted before they were read; false: log a warning and go on."
+        True, "If messages were deleted before they were read: true ends the query, false logs a warning and goes on."
     )
-    group: str = setting(TOOLS_GROUP, "The consumer group to read as.")
+    group: str = setting(TOOLS_GROUP, "The consumer group in whose name the source reads.")
     commit_group_offsets: bool = setting(
-        False, "Streams: commit to `group` after each batch, so that `consumerProgress` shows its progress."
+        False, "Streams: commit the offsets of `group` after each batch, so that `consumerProgress` shows the stream."
     )
     tags: str | None = setting(None, "Only messages with one of these tags: `paid || shipped`. Filtered by the broker.")
     sql_filter: str | None = setting(
         None, "Only messages for which this SQL92 expression is true: `amount > 100`. Filtered by the broker."
     )
-    include_properties: bool = setting(False, "Add the column `properties`, a map: the most expensive column.")
+    include_properties: bool = setting(False, "Add the column `properties`, a map. No other column costs as much time.")
     push_down_filters: bool = setting(
         False,
         "Reads only: narrow the read by filters on topic, broker, queue_id, queue_offset, store_time and tags. "
-        "Needs spark.sql.python.filterPushdown.enabled=true, and a new `load()` for every query: Spark 4 keeps what a "
-        "filter left for later queries of the same DataFrame, and those without a filter would miss the rest.",
+        "Needs spark.sql.python.filterPushdown.enabled=true, and a new `load()` for every query: Spark 4 keeps the "
+        "narrowed read for later queries of the same DataFrame, and a query without the filter would miss rows.",
     )
     max_body_bytes: int = setting(
-        16 << 20, "A compressed body that inflates to more is an error.", unit="bytes", minimum=1
+        16 << 20, "The longest decompressed body. A longer one is an error.", unit="bytes", minimum=1
     )
     check_crc: bool = setting(False, "Compare the checksum of every body.")
     pulls_in_flight: int = setting(
-        16, "Most pulls of one task that wait for an answer at a time.", minimum=1, maximum=256
+        16, "The most pulls of one task that wait for an answer at one time.", minimum=1, maximum=256
     )
     retry_timeout: str = setting(
         "60s", "How long a task repeats a request when neither a broker nor its slaves answer."
@@ -350,6 +352,6 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         raise OptionError(str(error)) from None
 
 
-def source_settings() -> list[Setting]:
+def source_settings() -> tuple[Setting, ...]:
     """Every option with its default and its meaning, for docs/reference/spark-options.md."""
     return settings_of(SourceOptions)

@@ -111,18 +111,23 @@ class LagListener(StreamingQueryListener):
             self._reporter.close()
 
 
+def lag_by_topic(lag: Lag) -> dict[str, int]:
+    """The messages of each topic that were not read yet."""
+    found: dict[str, int] = {}
+    for queue, behind in lag.by_queue.items():
+        found[queue.topic] = found.get(queue.topic, 0) + behind
+    return found
+
+
 def status_of(progress: Any, lag: Lag | None) -> PipelineStatus:
     """The status of a query out of the progress that Spark reports."""
-    by_topic: dict[str, int] = {}
-    for queue, behind in ({} if lag is None else lag.by_queue).items():
-        by_topic[queue.topic] = by_topic.get(queue.topic, 0) + behind
     millis = progress.durationMs.get("triggerExecution") if progress.durationMs else None
     return PipelineStatus(
         progress.name or str(progress.id),
         KIND,
         source=", ".join(str(source.description) for source in progress.sources),
         target=str(progress.sink.description) if progress.sink is not None else "",
-        lag=by_topic,
+        lag={} if lag is None else lag_by_topic(lag),
         rows_per_second=_finite(progress.processedRowsPerSecond),
         batch_seconds=None if millis is None else millis / 1000,
     )

@@ -126,6 +126,15 @@ class _Reading:
                 yield from decoder.batches(fetched)
 
 
+def check_source(options: SourceOptions) -> None:
+    """Raise the error with which a read would begin: nobody answers, a topic is missing, a filter is wrong.
+
+    Spark need not run for that.
+    """
+    reading = _Reading(options, pa.schema([]))
+    reading._existing(reading._origins())
+
+
 class BatchReader(_Reading, DataSourceReader):
     """The reader of `spark.read`: messages between starting and ending offsets, fixed when the query is planned."""
 

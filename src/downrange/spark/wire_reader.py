@@ -130,6 +130,8 @@ class WireReader:
             if pulled.next_offset == at or pulled.code == ResponseCode.PULL_NOT_FOUND or is_behind:
                 # A slave may be behind its master, or a master may be starting: messages that exist will come.
                 begun = await self._wait(wanted, at, pulled, begun)
+                if begun is None:
+                    at = wanted.stop
                 continue
             begun = None
             pulls += 1
@@ -148,10 +150,18 @@ class WireReader:
             at = pulled.next_offset
         return _Stretch(found, pulls)
 
-    async def _wait(self, wanted: QueueRange, at: int, pulled: Pulled, begun: float | None) -> float:
+    async def _wait(self, wanted: QueueRange, at: int, pulled: Pulled, begun: float | None) -> float | None:
+        """Wait a little; return when the waiting began, None if it took too long and the messages are lost.
+
+        A master whose machine lost power may have lost the end of a queue, and a batch that was planned before asks for
+        it for ever. A slave that is behind proves nothing.
+        """
         clock = self._brokers.session.clock
         now = clock.monotonic()
         if begun is not None and now - begun > self._options.retry_seconds:
+            if not pulled.is_of_slave and not self._options.fail_on_data_loss:
+                self._lost(wanted, at, pulled)
+                return None
             raise BrokerAway(
                 f"broker {wanted.queue.broker_name} does not give message {at} of {wanted.queue.topic} queue "
                 f"{wanted.queue.queue_id}, which was there: it says the queue has {pulled.min_offset} to "

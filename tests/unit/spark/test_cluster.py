@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from downrange.client.errors import NoRoute
 from downrange.client.session import Session
 from downrange.model.message import MessageQueue
 from downrange.protocol.codes import ResponseCode
-from downrange.spark.brokers import Brokers, Pulled
+from downrange.spark.brokers import BrokerAway, Brokers, Pulled
 from downrange.spark.cluster import Cluster
 from downrange.spark.errors import DataLost
 from downrange.spark.options import parse_options
@@ -125,6 +126,24 @@ def test_a_slave_that_is_behind_is_waited_for(
     else:
         with pytest.raises(DataLost, match="it is a new queue"):
             read(mq, loop, [QueueRange(QUEUE, 10, 50)])
+
+
+@pytest.mark.parametrize("is_of_slave", [True, False])
+def test_messages_that_a_master_lost_after_a_batch_was_planned_do_not_stop_a_query_that_goes_on_without_them(
+    mq: EmbeddedBroker, loop: WorkerLoop, is_of_slave: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Brokers.pull
+
+    async def pull(self: Brokers, *arguments: Any, **options: Any) -> Pulled:
+        return replace(await right(self, *arguments, **options), is_of_slave=is_of_slave)
+
+    monkeypatch.setattr(Brokers, "pull", pull)
+    wanted = [QueueRange(QUEUE, 40, 60)]  # the queue ends at 50
+    if is_of_slave:
+        with pytest.raises(BrokerAway, match="does not give message 50"):
+            read(mq, loop, wanted, failOnDataLoss="false", retryTimeout="100ms")
+    else:
+        assert read(mq, loop, wanted, failOnDataLoss="false", retryTimeout="100ms") == 10
 
 
 @pytest.mark.parametrize("in_flight", ["1", "2", "16"])

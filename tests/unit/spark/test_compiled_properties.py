@@ -7,7 +7,12 @@ from random import Random
 import pytest
 
 from downrange.compiled import VARIANT
-from tests.support.compiled_property_checks import refuses_nonsense_about_properties, same_properties, same_walk
+from tests.support.compiled_property_checks import (
+    refuses_nonsense_about_properties,
+    same_heads,
+    same_properties,
+    same_walk,
+)
 
 pytestmark = pytest.mark.skipif(VARIANT != "compiled", reason="nothing was compiled")
 
@@ -26,6 +31,13 @@ def test_records_are_walked_alike(seed: int) -> None:
         same_walk(random)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_heads_of_records_are_read_alike(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(100):
+        same_heads(random)
+
+
 def test_arguments_that_only_a_bug_can_pass_are_refused() -> None:
     random = Random(1)
     for _ in range(500):
@@ -39,6 +51,7 @@ def test_nothing_is_kept_of_what_was_split() -> None:
         random = Random(2)
         for _ in range(300):
             same_properties(random)
+            same_heads(random)
             refuses_nonsense_about_properties(random)
 
     rounds()

@@ -118,6 +118,7 @@ def decoded(records: Sequence[bytes], origin: Origin = EVERYTHING, **settings: A
     found = list(Decoder(SCHEMA, **settings).batches(Fetched(buffer, starts, origin)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(property_arrays, "split_properties", lambda *_: None)
+        patch.setattr(record_arrays, "read_heads", lambda *_: None)
         pure = list(Decoder(SCHEMA, **settings).batches(Fetched(buffer, starts, origin)))
     assert found == pure
     return rows(found)
@@ -241,7 +242,7 @@ def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = list(Decoder(SCHEMA).batches(Fetched(buffer, walk(buffer), EVERYTHING)))
     assert [one for batch in batches for one in batch.column("queue_offset").to_pylist()] == list(range(40))
     assert max(batch.num_rows for batch in batches) == 7
-    assert min(batch.num_rows for batch in batches[:3]) == 2
+    assert max(batch.num_rows for batch in batches[:3]) == 2
 
 
 @pytest.mark.parametrize("columns", [["body"], ["tags", "queue_offset"], ["properties"], ["msg_id", "topic"]])

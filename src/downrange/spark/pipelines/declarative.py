@@ -21,6 +21,8 @@ from downrange.spark.pipelines.errors import PipelineError, PipelineFailed, told
 if TYPE_CHECKING:
     from pyspark.pipelines.cli import PipelineSpec
 
+    from downrange.spark.progress import Lag
+
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
@@ -98,8 +100,12 @@ def run_project(
     refresh: Refresh | None = None,
     dry_run: bool = False,
     on_event: Callable[[str], None] | None = None,
+    on_lag: Callable[[Mapping[str, int]], None] | None = None,
 ) -> list[str]:
     """Run a project until its tables are up to date, and return what Spark told on the way.
+
+    `on_lag` is called from another thread, after every batch of a streaming flow that reads topics, with the number of
+    messages of each topic that all flows together have yet to read.
 
     `options` are further settings of the session, which definitions read by `spark.conf.get`. A dry run only checks
     that the definitions fit together.
@@ -107,7 +113,11 @@ def run_project(
     wanted = refresh or Refresh()
     told: list[str] = []
     try:
-        with told_in_one_line(), _session(master or "local[*]", {**project.settings, **(options or {})}) as spark:
+        with (
+            told_in_one_line(),
+            _session(master or "local[*]", {**project.settings, **(options or {})}) as spark,
+            _lag_told(spark, on_lag),
+        ):
             for message in _events(spark, project, wanted, dry_run=dry_run):
                 told.append(message)
                 if on_event is not None:
@@ -115,6 +125,29 @@ def run_project(
     except (PipelineError, PipelineFailed) as error:
         raise type(error)(" ".join([str(error), *_reasons(told)])) from None
     return told
+
+
+@contextmanager
+def _lag_told(spark: Any, on_lag: Callable[[Mapping[str, int]], None] | None) -> Iterator[None]:
+    """Call `on_lag` while flows run; all they have told was passed on when this ends."""
+    if on_lag is None:
+        yield
+        return
+    from downrange.spark.progress import LagListener, lag_by_topic
+
+    by_flow: dict[str, Mapping[str, int]] = {}
+
+    def report(flow: str, lag: Lag) -> None:
+        by_flow[flow] = lag_by_topic(lag)
+        topics = sorted({topic for one in by_flow.values() for topic in one})
+        on_lag({topic: sum(one.get(topic, 0) for one in by_flow.values()) for topic in topics})
+
+    listener = LagListener(report)
+    spark.streams.addListener(listener)
+    try:
+        yield
+    finally:
+        spark.streams.removeListener(listener)
 
 
 def _reasons(told: Sequence[str]) -> list[str]:

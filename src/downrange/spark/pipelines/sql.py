@@ -15,8 +15,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from downrange.spark.lake.lake import Lake
 from downrange.spark.lake_source import lake_schema
+from downrange.spark.options import parse_options
 from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
 from downrange.spark.pipelines.frames import columns_named_in, lake_frame, topic_frame
+from downrange.spark.source import check_source
 
 _VIEW: Final = re.compile(r"[A-Za-z_]\w*")
 _DELAY: Final = re.compile(r"\d+ (second|minute|hour|day)s?")
@@ -46,19 +48,28 @@ class View:
         if self.kind is ViewKind.STORE and not Path(self.value).is_dir():
             raise PipelineError(f"{self.value} is not a store directory")
 
+    def check(self) -> None:
+        """Raise the error with which a read would begin; Spark need not run for that."""
+        if self.kind is ViewKind.LAKE:
+            Lake.open(self.value, self.options)
+        else:
+            check_source(parse_options(self._source()))
+
+    def _source(self) -> dict[str, str]:
+        """The options of the source of a topic or a store."""
+        if self.kind is ViewKind.TOPIC:
+            return {**self.options, "subscribe": self.value}
+        chosen = {"storePath": str(Path(self.value).absolute())}
+        if not {"subscribe", "subscribePattern", "assign"} & set(self.options):
+            chosen["subscribePattern"] = ".*"
+        return {**self.options, **chosen}
+
     def frame(self, spark: SparkSession, query: str, *, streaming: bool) -> DataFrame:
         """The messages of the source, with the columns that the query may need."""
-        match self.kind:
-            case ViewKind.LAKE:
-                columns = columns_named_in(query, lake_schema().names)
-                return lake_frame(spark, Lake.open(self.value, self.options), columns=columns)
-            case ViewKind.STORE:
-                chosen = {"storePath": str(Path(self.value).absolute())}
-                if not {"subscribe", "subscribePattern", "assign"} & set(self.options):
-                    chosen["subscribePattern"] = ".*"
-            case ViewKind.TOPIC:
-                chosen = {"subscribe": self.value}
-        return topic_frame(spark, {**self.options, **chosen}, columns_named_in(query), streaming=streaming)
+        if self.kind is ViewKind.LAKE:
+            columns = columns_named_in(query, lake_schema().names)
+            return lake_frame(spark, Lake.open(self.value, self.options), columns=columns)
+        return topic_frame(spark, self._source(), columns_named_in(query), streaming=streaming)
 
 
 def parse_view(text: str, kind: ViewKind, options: Mapping[str, str]) -> View:

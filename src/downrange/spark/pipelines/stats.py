@@ -21,6 +21,7 @@ from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
 from downrange.spark.pipelines.frames import Options, lake_frame, topic_frame
 
 _WINDOW: Final = re.compile(r"[1-9]\d* (second|minute|hour|day)s?")
+RESULTS: Final = ("traffic", "sends")
 _ENTRY: Final = "\x02"
 _FIELD: Final = "\x01"
 # The fields of a "Pub" entry: see client/trace.py.
@@ -96,6 +97,20 @@ def checked_window(window: str) -> None:
         )
 
 
+def made_directory(out: Path, results: Sequence[str]) -> Path:
+    """The absolute path of `out`, made if missing; refuses a file, and a directory that has one of the results."""
+    out = out.absolute()
+    for name in results:
+        if (out / name).exists():
+            raise PipelineError(f"{out / name} is there already: name another directory, or remove it")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is a file" if out.is_file() else error.strerror
+        raise PipelineError(f"cannot write to {out}: {reason}") from None
+    return out
+
+
 def percentiles(column: str, name: str) -> list[Column]:
     """Aggregates of a column: `name_p50_millis`, p95, p99 and the maximum."""
     shares = ((50, 0.5), (95, 0.95), (99, 0.99))
@@ -119,15 +134,8 @@ def stats(
     from downrange.spark.pipelines.plots import draw_sends, draw_traffic
 
     checked_window(window)
-    for name in ("traffic", "sends"):
-        if (out / name).exists():
-            raise PipelineError(f"{out / name} is there already: name another directory, or remove it")
+    out = made_directory(out, RESULTS)
     written = []
-    out = out.absolute()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PipelineError(f"cannot write to {out}: {error.strerror}") from None
     with told_in_one_line():
         counted = _written(spark, traffic(messages.where(F.col("topic") != TRACE_TOPIC), window), out / "traffic")
         traced = _written(spark, sends(traces, window), out / "sends") if traces is not None else None

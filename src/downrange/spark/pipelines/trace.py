@@ -24,14 +24,15 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from downrange.client.pipeline_status import PipelineReporter, PipelineStatus
 from downrange.spark.options import SourceOptions, parse_options
-from downrange.spark.pipelines.errors import PipelineError, told_in_one_line
+from downrange.spark.pipelines.errors import told_in_one_line
 from downrange.spark.pipelines.frames import place
 from downrange.spark.pipelines.plots import draw_trace
-from downrange.spark.pipelines.stats import checked_window, percentiles
+from downrange.spark.pipelines.stats import checked_window, made_directory, percentiles
 from downrange.spark.pipelines.trace_events import BEGIN, END, SEND, events, trace_frame, trace_options
 from downrange.spark.progress import lag_of, status_of
 
 KIND: Final = "trace"
+RESULTS: Final = ("spans", "latency", "slowest")
 SLOWEST: Final = 100
 BRANCHES: Final = 3
 """How often `latency_stream` uses its input: Spark reads the source, and counts its rows, for each of them."""
@@ -161,14 +162,7 @@ def checked(options: Mapping[str, str], window: str) -> SourceOptions:
 def trace(spark: SparkSession, traces: DataFrame, out: Path, *, window: str = "1 minute") -> TraceReport:
     """Write `spans`, `latency` and `slowest` as Parquet under `out`, which must not have them, and draw them."""
     checked_window(window)
-    out = out.absolute()
-    for name in ("spans", "latency", "slowest"):
-        if (out / name).exists():
-            raise PipelineError(f"{out / name} is there already: name another directory, or remove it")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PipelineError(f"cannot write to {out}: {error.strerror}") from None
+    out = made_directory(out, RESULTS)
     with told_in_one_line():
         found = _written(spark, spans(events(traces)), out / "spans")
         figures = _written(spark, latency(stages(found), window).orderBy("start"), out / "latency")
