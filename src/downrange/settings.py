@@ -19,7 +19,7 @@ import re
 import stat
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -112,17 +112,24 @@ def camel_case(name: str) -> str:
     return head + "".join(word.capitalize() for word in rest)
 
 
-def settings_of(config_class: type[Any]) -> list[Setting]:
-    """The keys of a config class, in the order they were declared."""
+_settings: dict[type[Any], tuple[Setting, ...]] = {}
+
+
+def settings_of(config_class: type[Any]) -> tuple[Setting, ...]:
+    """The keys of a config class, in the order they were declared. Type hints take long: they are read once."""
+    if config_class not in _settings:
+        _settings[config_class] = tuple(_declared(config_class))
+    return _settings[config_class]
+
+
+def _declared(config_class: type[Any]) -> Iterator[Setting]:
     hints = typing.get_type_hints(config_class)
-    found = []
     for field in dataclasses.fields(config_class):
         about = field.metadata.get(_METADATA)
         if about is not None:
             about = {**about, "key": about["key"] or camel_case(field.name)}
             kind = _without_none(hints[field.name])
-            found.append(Setting(field=field.name, type=kind, default=field.default, **about))
-    return found
+            yield Setting(field=field.name, type=kind, default=field.default, **about)
 
 
 def _without_none(hint: Any) -> Any:

@@ -145,7 +145,10 @@ def test_every_public_name_has_a_docstring(module: str) -> None:
         for member, static in inspect.getmembers_static(value) if inspect.isclass(value) else ():
             function = static.fget if isinstance(static, property) else getattr(static, "__func__", static)
             is_ours = inspect.isfunction(function) and function.__module__.startswith("downrange")
-            if is_ours and not member.startswith("_") and not inspect.getdoc(getattr(value, member)):
+            if not is_ours or member.startswith("_"):
+                continue
+            text = inspect.getdoc(getattr(value, member))
+            if not text or text.startswith("See "):  # nor is a reader sent elsewhere
                 without.append(f"{name}.{member}")
     assert without == []
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,19 @@ def test_another_protocol_is_recognised(answer: bytes, expected: str) -> None:
         assert expected in refused("topic", "list", "-n", address)
 
 
+def test_a_web_server_that_waits_for_a_line_is_recognised_at_once() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            address = f"127.0.0.1:{server.server_port}"
+            for command in (("topic", "list"), ("message", "send", "orders", "x"), ("consume", "orders")):
+                assert "speaks HTTP, not" in refused(*command, "-n", address)
+        finally:
+            server.shutdown()
+            serving.join()
+
+
 def test_a_unique_id_needs_its_topic(mq: EmbeddedBroker) -> None:
     sent = mq.producer().send(Message("orders", b"x"))
     line = refused("message", "view", sent.message_id, "-n", mq.namesrv)
@@ -96,12 +110,36 @@ def test_the_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         conf.write_text(f"storePathCommitLog={path}\n")
         line = refused("standalone", "-d", str(tmp_path / "data"), "-c", str(conf), *ports, *QUIET)
         assert f" {path}: there is a file where a directory is needed" in line
+    conf.write_text("storePathCommitLog=/proc/nowhere/below\n")  # where nobody can make a directory
+    line = refused("standalone", "-d", str(tmp_path / "data"), "-c", str(conf), *ports, *QUIET)
+    assert line.endswith(" /proc/nowhere/below: No such file or directory")
 
 
-@pytest.mark.parametrize("option", ["--namesrv-port", "--broker-port", "--metrics-port"])
+@pytest.mark.parametrize("option", ["--namesrv-port", "--broker-port", "--metrics-port", "--grpc-port"])
 def test_the_option_for_another_port_is_named(option: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"--namesrv-port": "0", "--broker-port": "0", "--metrics-port": "-1", "--grpc-port": "-1"}
         ports[option] = str(taken.getsockname()[1])
         line = refused("standalone", "-d", str(tmp_path), *(word for pair in ports.items() for word in pair))
-        assert line.endswith(f"address already in use; {option} takes another port")
+        more = " for gRPC clients, or -1 for none" if option == "--grpc-port" else ""
+        assert line.endswith(f"address already in use; {option} takes another port{more}")
+
+
+PIPELINES = [
+    ("archive", "out", "nowhere"),
+    ("latest", "out", "nowhere"),
+    ("sql", "SELECT 1", "--topic", "nowhere"),
+    ("stats", "out", "nowhere"),
+    ("trace", "out", "--topic", "nowhere"),
+]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=lambda pipeline: pipeline[0])
+def test_a_pipeline_looks_for_its_topics_before_it_starts_spark(
+    pipeline: tuple[str, ...], mq: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))  # where Spark cannot start
+    arguments = [str(tmp_path / word) if word == "out" else word for word in pipeline]
+    line = refused("pipeline", *arguments, "-n", mq.namesrv)
+    assert line == f"downrange: no topic nowhere that may be read, says name server {mq.namesrv}"
+    assert "is not a name server, but a broker" in refused("pipeline", *arguments, "-n", mq.address)

@@ -293,10 +293,28 @@ def test_a_reader_that_goes_away_ends_it_quietly_and_the_rest_is_left(mq: Embedd
 
 
 def test_a_topic_that_is_not_there(mq: EmbeddedBroker) -> None:
-    for group in ((), ("--group", "readers")):
+    for group in ((), ("--group", "readers"), ("--group", "readers", "--pop")):
         done = run(mq, "consume", "nowhere", *group, code=1)
         assert "no broker serves the topic nowhere" in done.stderr
         assert done.stderr.count("\n") == 1
+        done = run(mq, "consume", "order", *group, code=1)
+        assert done.stderr.endswith("; did you mean orders?\n")
+        assert done.stderr.count("\n") == 1
+    assert run(mq, "topic", "status", "order", code=1).stderr.endswith("; did you mean orders?\n")
+    assert "did you mean" not in run(mq, "message", "view", "0A", "--topic", "orders", code=1).stderr
+
+
+def test_following_waits_for_a_topic_that_is_not_there_yet(mq: EmbeddedBroker) -> None:
+    with running("consume", "later", "--group", "readers", "--pop", "--follow", "-n", mq.namesrv) as process:
+        end = time.monotonic() + 60
+        while "no broker serves the topic later" not in process.errors:
+            assert process.is_running
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        mq.create_topic("later", 1)
+        mq.producer().send(Message("later", b"here"))
+        process.wait_for("^here$")
+        assert process.stop() == 0
 
 
 def test_progress_is_shown_on_a_terminal_and_only_there(mq: EmbeddedBroker) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from downrange.auth.account_sync import AccountSync
 from downrange.auth.user_access_control import UserAccessControl
 from downrange.broker.app import RunningBroker
-from downrange.broker.services.account_sync import AccountSync
 from downrange.client.admin import Admin
 from downrange.client.admin.users import (
     AclInfo,
@@ -349,7 +349,7 @@ async def test_a_forged_master_cannot_give_a_slave_users(tmp_path: Path, caplog:
     server = Server(serve_commands(answer), "127.0.0.1", 0)
     await server.start()
     pool = Pool()
-    sync = AccountSync(desk.access, pool)
+    sync = AccountSync(desk.access, pool.request)
     for attempt in range(len(answers) + 1):  # noqa: B007  `answer` reads it
         with pytest.raises(SealError):
             await sync.copy(f"127.0.0.1:{server.port}")
@@ -373,7 +373,7 @@ async def test_a_recorded_answer_cannot_bring_back_a_user(tmp_path: Path) -> Non
     server = Server(serve_commands(answer), "127.0.0.1", 0)
     await server.start()
     pool = SignedPool(Signer("brokers", "innerSecret"))
-    sync = AccountSync(slave.access, pool)
+    sync = AccountSync(slave.access, pool.request)
     address = f"127.0.0.1:{server.port}"
     await sync.copy(address)
     assert "shop" in slave.access.accounts.users

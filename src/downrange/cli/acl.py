@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = command_family("Access rules of users in clusters with ACL 2.0 (authorizationEnabled=true).")
 
 Subject = Annotated[str, typer.Argument(help="Name of the user, or User:NAME.")]
-Policy = Annotated[str | None, typer.Option("--policy", help="Custom, or Default for rules that are asked last.")]
+Policy = Annotated[str | None, typer.Option("--policy", help="Custom, or Default for rules that are checked last.")]
 
 
 @app.command("set")
@@ -41,7 +41,7 @@ async def set_rules(
     broker: Broker = None,
     cluster: Cluster = None,
 ) -> Answer:
-    """Allow or deny a user actions on resources, in the place of its rules about the same resources."""
+    """Allow or deny a user actions on resources. This replaces the user's rules about the same resources."""
     from downrange.client.admin.users import AclInfo, PolicyEntryInfo, PolicyInfo
 
     entries = tuple(
@@ -60,7 +60,7 @@ async def delete(
     admin: Admin,
     subject: Subject,
     resource: Annotated[
-        str | None, typer.Option("--resource", "-r", help="Only the rule about this one. [all]")
+        str | None, typer.Option("--resource", "-r", help="Delete only the rule about this resource. [all]")
     ] = None,
     policy: Policy = None,
     broker: Broker = None,

@@ -32,7 +32,7 @@ class HeaderChoice(StrEnum):
 def run(
     workload: Annotated[
         Workload,
-        typer.Argument(help="send messages; pull all that a topic holds; or send and receive at a steady rate."),
+        typer.Argument(help="send messages; pull all messages of a topic; or send and receive at a steady rate."),
     ] = Workload.SEND,
     namesrv: Namesrv = None,
     broker: Annotated[
@@ -48,7 +48,7 @@ def run(
     outstanding: Annotated[
         int | None, typer.Option(help="Unanswered requests on each connection. [send 32, pull 8]")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Messages in one send: more than one makes batches.")] = 1,
+    batch: Annotated[int, typer.Option(help="Messages in one send; with more than one, sends are batches.")] = 1,
     keys: Annotated[bool, typer.Option(help="Give each message a key, which the broker indexes.")] = True,
     rate: Annotated[
         float | None, typer.Option(help="Messages a second, at set times. [send: no limit, end-to-end: 500]")
@@ -61,7 +61,8 @@ def run(
     seconds: Annotated[float | None, typer.Option(help="How long to measure. [send 5, pull until drained]")] = None,
     warm_up: Annotated[float, typer.Option(help="Seconds of load before measuring.")] = 1.0,
     server_pid: Annotated[
-        int | None, typer.Option(help="Process to measure CPU and memory of. [the one that listens at a local address]")
+        int | None,
+        typer.Option(help="Process whose CPU and memory are measured. [the process that listens at a local address]"),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -32,7 +32,9 @@ def run_broker(
     port: int | None = typer.Option(None, "--port", "-p", help="Port to listen on; 0 takes a free one. [10911]"),
     bind: str | None = typer.Option(None, "--bind", "-b", help="Address to listen on. [127.0.0.1]"),
     advertise: str | None = typer.Option(
-        None, "--advertise", help="Host or address by which clients reach this broker. [--bind, or the one others see]"
+        None,
+        "--advertise",
+        help="Host or address by which clients reach this broker. [--bind, or an address that others can reach]",
     ),
     data: Path | None = typer.Option(None, "--data", "-d", help="Directory for messages. [~/store]"),
     metrics_port: int | None = typer.Option(None, "--metrics-port", help="Port of /metrics; -1 for none. [5557]"),
@@ -94,7 +96,9 @@ def run_standalone(
     data: Path = typer.Option(Path("downrange-data"), "--data", "-d", help="Directory for messages and settings."),
     bind: str = typer.Option("127.0.0.1", "--bind", "-b", help="Address to listen on."),
     advertise: str | None = typer.Option(
-        None, "--advertise", help="Host or address by which clients reach this broker. [--bind, or the one others see]"
+        None,
+        "--advertise",
+        help="Host or address by which clients reach this broker. [--bind, or an address that others can reach]",
     ),
     namesrv_port: int = typer.Option(9876, "--namesrv-port", help="Port of the name server; 0 takes a free one."),
     broker_port: int = typer.Option(10911, "--broker-port", help="Port of the broker; 0 takes a free one."),
@@ -110,7 +114,7 @@ def run_standalone(
     insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
     log_level: str = typer.Option("WARNING", "--log-level", help="DEBUG, INFO, WARNING or ERROR."),
 ) -> None:
-    """Run a name server and a broker in one process: all that sending and receiving needs."""
+    """Run a name server and a broker in one process. Sending and receiving needs nothing else."""
     from downrange.auth.server_access import LentAccounts
     from downrange.broker.app import RunningBroker, broker, load_config, protections
     from downrange.cli.console_child import ConsoleWish, console_beside
@@ -188,7 +192,7 @@ def run_standalone(
             "Try in another terminal:\n"
             f"  downrange{client} topic list -n {address}\n"
             f"  downrange{client} message send hello 'Hello, world' -n {address}\n"
-            "Stop with Ctrl-C or: downrange shutdown broker"
+            f"Stop with Ctrl-C or: downrange shutdown broker {live.address.rpartition(':')[2]}"
         )
         return text, {
             "namesrv": Noted(address, "", str(directory)),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from downrange.client.per_server import PerServer
     from downrange.model.message import MessageQueue
 
-app = command_family("Brokers of a cluster: list, look at, clean up.")
+app = command_family("List the brokers of a cluster, look at them, clean them up.")
 
 OneCluster = Annotated[str | None, typer.Option("--cluster", "-c", help="Only this cluster.")]
 PROGRESS_COLUMNS = [
@@ -94,7 +94,7 @@ async def list_brokers(admin: Admin, cluster: OneCluster = None) -> Answer:
 @app.command("stats")
 @shows
 async def show_stats(admin: Admin, cluster: OneCluster = None) -> Answer:
-    """Show messages in and out of every broker, yesterday and today."""
+    """Show how many messages went into and out of every broker, yesterday and today."""
     status = await admin.cluster.status(cluster)
     rows = [
         {
@@ -146,7 +146,9 @@ async def show_consume_stats(
     admin: Admin,
     broker: Annotated[str, typer.Argument(help="Broker: its name or host:port.")],
     order: Annotated[bool, typer.Option("--order/--no-order", "-o", help="Only ordered topics.")] = False,
-    level: Annotated[int, typer.Option("--level", "-l", min=0, help="Only queues with so many messages waiting.")] = 0,
+    level: Annotated[
+        int, typer.Option("--level", "-l", min=0, help="Only queues with at least this many waiting messages.")
+    ] = 0,
 ) -> Answer:
     """Show how far every consumer group is on one broker."""
     listed = await admin.cluster.consume_stats(broker, is_order=order)
@@ -226,5 +228,5 @@ async def clean_topics(admin: Admin, broker: Broker = None, cluster: Cluster = N
 @app.command("delete-expired-log")
 @asks
 async def delete_expired_log(admin: Admin, broker: Broker = None, cluster: Cluster = None) -> Answer:
-    """Delete commit-log files past their time now instead of at the configured hour."""
+    """Delete expired commit-log files now, not at the configured hour."""
     return told("expired commit log deleted", await admin.cluster.delete_expired_commit_log(cluster, broker))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import typer
@@ -19,6 +19,7 @@ from downrange.cli.until_signal import stop_on_signal
 if TYPE_CHECKING:  # importing the client costs more than printing a help page
     from downrange.client.admin import Admin
     from downrange.client.brokers import Broker
+    from downrange.client.session import Session
 
 T = TypeVar("T")
 
@@ -28,10 +29,27 @@ def ask(namesrv: str | None, action: Callable[[Admin], Awaitable[T]]) -> T:
     from downrange.transport.loop import run
 
     async def once() -> T:
-        async with Admin(client_config(namesrv)) as admin:
+        async with Admin(client_config(namesrv)) as admin, naming_the_nearest_topic(admin.session):
             return await action(admin)
 
     return run(once())
+
+
+@contextlib.asynccontextmanager
+async def naming_the_nearest_topic(session: Session) -> AsyncIterator[None]:
+    """An error about a topic that does not exist names the topic that was probably meant."""
+    from downrange.client.errors import NoRoute
+    from downrange.model.errors import MQError
+
+    try:
+        yield
+    except NoRoute as error:
+        near = None
+        with contextlib.suppress(MQError):
+            near = await session.nearest_topic(error.topic)
+        if near is None:
+            raise
+        raise NoRoute(error.topic, f"{error}; did you mean {near}?") from None
 
 
 Action = Callable[..., Awaitable[Answer]]

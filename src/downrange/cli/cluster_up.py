@@ -34,7 +34,7 @@ def up(
     sync: Annotated[bool, typer.Option("--sync", help="Acknowledge a send only when a slave has it, too.")] = False,
     controller: Annotated[
         bool,
-        typer.Option("--controller", help="Let controllers choose the masters, also when one dies; needs etcd."),
+        typer.Option("--controller", help="Let controllers choose the masters, also when a master dies; needs etcd."),
     ] = False,
     controllers: Annotated[int, typer.Option(help="Number of controllers, with --controller.", min=1, max=9)] = 2,
     etcd_nodes: Annotated[int, typer.Option(help="Number of etcd nodes, with --controller.", min=1, max=7)] = 1,
@@ -44,7 +44,7 @@ def up(
     ] = 9876,
     tls_config: TlsFile = None,
 ) -> None:
-    """Start a whole cluster on this machine: a name server, masters and slaves, a process each.
+    """Start a whole cluster on this machine: a name server, masters and slaves, each in its own process.
 
     If the directory holds a cluster already, this cluster is started again; running processes are left alone. With
     --tls-config every server takes TLS only, and makes its own connections with the tls.client keys of the file.
@@ -104,7 +104,7 @@ def status(
 ) -> None:
     """Show every broker process with its role, the end of its log, and how far a slave is behind its master.
 
-    With controllers also the one that leads, the epochs and the sync-state sets.
+    With controllers it also shows which controller leads, the epochs and the sync-state sets.
 
     Asks the name servers given with -n, else those of the local cluster in --data, else those of $NAMESRV_ADDR.
     """
@@ -167,7 +167,7 @@ def down(
     delete: Annotated[bool, typer.Option("--delete", help="Delete the directory with all messages.")] = False,
     seconds: Annotated[float, typer.Option("--wait", help="Seconds to wait for each kind of server.", min=0)] = 30.0,
 ) -> None:
-    """Stop the local cluster in order; its messages are kept unless --delete is given."""
+    """Stop the local cluster in order. Its messages are kept unless --delete is given."""
     cluster = LocalCluster.load(data)
     if cluster is None:
         raise _no_cluster(data)

@@ -17,7 +17,7 @@ from downrange.settings import masked
 if TYPE_CHECKING:
     from downrange.client.admin import Admin
 
-app = command_family("Settings of running brokers: show and change.")
+app = command_family("Show and change settings of running brokers.")
 
 
 @app.command("get")
@@ -28,7 +28,7 @@ async def get(
     broker: Broker = None,
     cluster: Cluster = None,
 ) -> Answer:
-    """Show the settings brokers run with."""
+    """Show the settings of running brokers."""
     settings = await admin.cluster.config(cluster, broker)
     rows: list[dict[str, Any]] = [
         {

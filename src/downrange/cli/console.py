@@ -39,28 +39,34 @@ def run(
     context: typer.Context,
     namesrv: Annotated[
         list[str] | None,
-        typer.Option("--namesrv", "-n", help="Name servers of a cluster, `prod=ns1:9876;ns2:9876`; once a cluster."),
+        typer.Option(
+            "--namesrv",
+            "-n",
+            help="Name servers of a cluster, `prod=ns1:9876;ns2:9876`; give it once for each cluster.",
+        ),
     ] = None,
     port: Annotated[int, typer.Option("--port", "-p", min=0, max=65535, help="Port; 0 takes a free one.")] = 8082,
     bind: Annotated[str, typer.Option("--bind", "-b", help="Address to listen on.")] = "127.0.0.1",
     auth: Annotated[str, typer.Option("--auth", help="Login: none, file, acl or header.")] = "none",
     users: Annotated[Path | None, typer.Option("--users", help="File of users for --auth file.")] = None,
     proxy: Annotated[
-        list[str] | None, typer.Option("--proxy", help="Address of the proxy that --auth header believes.")
+        list[str] | None, typer.Option("--proxy", help="Address of the proxy whose headers --auth header trusts.")
     ] = None,
     user_header: Annotated[str, typer.Option(help="Header with the name of the user.")] = "X-Forwarded-User",
     role_header: Annotated[str, typer.Option(help="Header with viewer, operator or admin.")] = "X-Forwarded-Role",
     public_url: Annotated[str | None, typer.Option(help="Address under which browsers reach the console.")] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Without anything that changes a cluster.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Offer nothing that changes a cluster.")] = False,
     history: Annotated[Path | None, typer.Option(help="SQLite file for charts and jobs. [in memory]")] = None,
     metrics: Annotated[
         list[str] | None,
-        typer.Option("--metrics", help="Metrics of a broker, `prod=http://broker:5557/metrics`; once a broker."),
+        typer.Option(
+            "--metrics", help="Metrics of a broker, `prod=http://broker:5557/metrics`; give it once for each broker."
+        ),
     ] = None,
     audit_log: Annotated[Path | None, typer.Option(help="File of the audit log. [beside --history]")] = None,
     mask: Annotated[str | None, typer.Option(help="Names of fields whose values viewers do not see.")] = None,
     no_bodies: Annotated[bool, typer.Option("--no-bodies", help="Do not show bodies of messages.")] = False,
-    no_export: Annotated[bool, typer.Option("--no-export", help="No downloads of messages.")] = False,
+    no_export: Annotated[bool, typer.Option("--no-export", help="Do not offer downloads of messages.")] = False,
     tls_config: TlsFile = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address that other machines can reach, without a login or TLS.")
@@ -162,11 +168,11 @@ def check_extra() -> None:
 @app.command("add-user")
 def add_user(
     name: Annotated[str, typer.Argument(help="Name of the user.")],
-    users: Annotated[Path, typer.Option("--users", help="File of users; made if it is not there.")],
+    users: Annotated[Path, typer.Option("--users", help="File of users; created if missing.")],
     role: Annotated[str, typer.Option("--role", help="viewer, operator or admin.")] = "viewer",
     password_file: Annotated[Path | None, typer.Option(help="File with the password. [asked for]")] = None,
 ) -> None:
-    """Add a user to the file of --auth file, or change theirs."""
+    """Add a user to the file of --auth file, or change the role and password of a user."""
     from downrange.console.users_file import add_user as add
     from downrange.console.users_file import role_of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as json_text
+import logging
 import os
 import sys
 from collections import Counter
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from downrange.cli.account import client_config
+from downrange.cli.cluster_actions import naming_the_nearest_topic
 from downrange.cli.message_format import Charset, body_of, decoder, message_format
 from downrange.cli.options import Namesrv, Topic, UsageError
 from downrange.cli.output import visible
 from downrange.cli.times import parse_time, time_text
+from downrange.model.errors import MQError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from downrange.client.consumer.lite_pull import AsyncLitePullConsumer
     from downrange.client.consumer.messages import ReceivedMessage
     from downrange.model.message import MessageQueue
+
+log = logging.getLogger(__name__)
 
 BATCH = 32
 
@@ -43,7 +48,7 @@ def run(
         str | None,
         typer.Option(
             "--from",
-            help="first, last or a time. With a group: where it begins if it has committed nothing. "
+            help="first, last or a time. With a group: where the group begins if it has committed nothing. "
             "[first; last with --follow and no group]",
         ),
     ] = None,
@@ -60,14 +65,14 @@ def run(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Stop after this many messages.")] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Time, place, tag and keys before the body.")
+        bool, typer.Option("--verbose", "-v", help="Show time, place, tag and keys before the body.")
     ] = False,
     layout: Annotated[
         str | None,
         typer.Option(
             "--format",
             "-f",
-            help=r"As kcat: %t topic, %p queue, %o offset, %k keys, %s body, %h properties; \n.",
+            help=r"Form of a line, as in kcat: %t topic, %p queue, %o offset, %k keys, %s body, %h properties; \n.",
         ),
     ] = None,
     charset: Charset = None,
@@ -80,12 +85,14 @@ def run(
     ] = False,
     invisible: Annotated[
         float,
-        typer.Option("--invisible", min=1, help="--pop: seconds after which a message comes again."),
+        typer.Option(
+            "--invisible", min=1, help="--pop: seconds after which a message that was not acknowledged comes again."
+        ),
     ] = 30.0,
     namesrv: Namesrv = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for each message.")] = False,
 ) -> None:
-    """Print the messages of a topic, one a line; with --follow go on with new ones."""
+    """Print the messages of a topic, each on a line. With --follow, wait for new messages."""
     from downrange.transport.loop import run as run_loop
 
     if tag is not None and sql is not None:
@@ -179,7 +186,7 @@ class Reading:
         )
         consumer = AsyncLitePullConsumer(group or TOOLS_GROUP, client_config(namesrv), config)
         with stop_on_signal() as stop, progress("read", self.limit, shares_terminal=True) as shown:
-            async with consumer:
+            async with consumer, naming_the_nearest_topic(consumer.session):
                 try:
                     await stop.or_result(self._begin(consumer, is_member=group is not None))
                     await self._read(consumer, stop, shown)
@@ -202,11 +209,21 @@ class Reading:
         topic, tags, sql, *_ = self.wanted
         consumer = AsyncSimpleConsumer(group, client_config(namesrv), SimpleConsumerConfig(consume_from_where=where))
         with stop_on_signal() as stop, progress("read", self.limit, shares_terminal=True) as shown:
-            async with consumer:
+            async with consumer, naming_the_nearest_topic(consumer.session):
+                if not self.follow:
+                    await consumer.session.route(topic)  # raises if there is no such topic: subscribing would only warn
                 await stop.or_result(consumer.subscribe(topic, tags, sql=sql))
                 while not stop.is_made and self.count != self.limit:
                     most = BATCH if self.limit is None else min(BATCH, self.limit - self.count)
-                    messages = await stop.or_result(consumer.receive(most, invisible_seconds, 5 if self.follow else 0))
+                    try:
+                        messages = await stop.or_result(
+                            consumer.receive(most, invisible_seconds, 5 if self.follow else 0)
+                        )
+                    except MQError as error:
+                        if not self.follow or not error.retriable:
+                            raise
+                        log.warning("%s; waiting", error)
+                        continue
                     if messages:
                         try:
                             await self._print(messages, shown)

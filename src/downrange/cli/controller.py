@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from downrange.client.admin.controllers import BrokerReplica, ReplicasInfo
 
 app = typer.Typer(
-    help="Controllers: run one, see which replicas are in sync, elect by hand.",
+    help="Run a controller, see which replicas are in sync, elect a master by hand.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     invoke_without_command=True,
@@ -40,11 +40,11 @@ AnyCluster = Annotated[str | None, typer.Option("--cluster", "-c", help="Only th
 def run(
     context: typer.Context,
     listen: str | None = typer.Option(None, "--listen", "-l", help="host:port to listen on. [127.0.0.1:9878]"),
-    etcd: str | None = typer.Option(None, "--etcd", "-e", help="etcd, addresses separated by ';'. [127.0.0.1:2379]"),
+    etcd: str | None = typer.Option(None, "--etcd", "-e", help="Addresses of etcd, separated by ';'. [127.0.0.1:2379]"),
     config_file: Path | None = typer.Option(None, "--config", "-c", help="RocketMQ controller properties file."),
     self_id: str | None = typer.Option(None, "--id", help="Name of this controller. [its address]"),
     data: Path | None = typer.Option(None, "--data", "-d", help="Directory for settings. [~/controller]"),
-    metrics_port: int | None = typer.Option(None, "--metrics-port", help="Port for /metrics; -1: none. [-1]"),
+    metrics_port: int | None = typer.Option(None, "--metrics-port", help="Port of /metrics; -1 for none. [-1]"),
     tls_mode: TlsMode = None,
     tls_config: TlsFile = None,
     insecure: bool = typer.Option(False, "--insecure", help="Allow an address that other machines can reach."),
@@ -205,7 +205,7 @@ async def epochs(admin: Admin, broker: AnyBroker = None, cluster: AnyCluster = N
 @app.command("ha-status")
 @shows
 async def ha_status(admin: Admin, broker: AnyBroker = None, cluster: AnyCluster = None) -> Answer:
-    """Show how far the slaves of each master are."""
+    """Show how much of the log each slave has, for each master."""
     found = await admin.controllers.ha_status(cluster, broker)
     rows: list[dict[str, Any]] = []
     for one, info in found.done.items():
@@ -267,7 +267,7 @@ async def clean(
     admin: Admin,
     broker_set: SetName,
     ids: Annotated[str | None, typer.Option("--ids", help="Controller ids, separated by ';'. [the whole set]")] = None,
-    living: Annotated[bool, typer.Option("--living/--no-living", help="Also replicas that are alive.")] = False,
+    living: Annotated[bool, typer.Option("--living/--no-living", help="Forget replicas that are alive, too.")] = False,
     cluster: AnyCluster = None,
     controller: Controllers = DEFAULT,
 ) -> Answer:

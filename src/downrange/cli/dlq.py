@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.client.dead_letters import DeadLetter, Resent
 
-app = command_family("Dead letters: messages a consumer group gave up on.")
+app = command_family("Dead letters: messages that a consumer group gave up.")
 
 Begin = Annotated[str | None, typer.Option("--begin", help="Given up at this time or later.")]
 End = Annotated[str | None, typer.Option("--end", help="Given up at this time or earlier.")]
@@ -110,7 +110,7 @@ def resend(
         str | None,
         typer.Option("--topic", "-t", help="Send to this topic, for all its groups, instead of to this group alone."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also dead letters that were sent again before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Send dead letters that were sent again before, too.")] = False,
     begin: Begin = None,
     end: End = None,
     ids: Ids = None,
@@ -118,13 +118,15 @@ def resend(
     rate: Annotated[float | None, typer.Option("--rate", min=0.01, help="At most this many a second.")] = None,
     journal: Annotated[
         Path | None,
-        typer.Option("--journal", help="Note each message here; the same command goes on with it after a crash."),
+        typer.Option(
+            "--journal", help="Note each sent message in this file; after a crash the same command continues from it."
+        ),
     ] = None,
     dry_run: DryRun = False,
     namesrv: Namesrv = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object for each message.")] = False,
 ) -> None:
-    """Send dead letters again, to this group alone; each gets all its retries anew."""
+    """Send dead letters again, to this group alone. Each message gets all its retries again."""
     chosen = _span(begin, end, ids, limit)
 
     async def action(admin: Admin) -> list[dict[str, Any]]:

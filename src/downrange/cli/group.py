@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from downrange.model.errors import MQError
     from downrange.model.message import MessageQueue
 
-app = command_family("Consumer groups: list, look at, create, delete, move their offsets.")
+app = command_family("List consumer groups, look at them, create and delete them, move their offsets.")
 
 OneTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Only this topic.")]
 
@@ -70,7 +70,7 @@ async def show_progress(
     admin: Admin,
     group: Group,
     topic: OneTopic = None,
-    clients: Annotated[bool, typer.Option("--clients/--no-clients", help="Which member has each queue.")] = False,
+    clients: Annotated[bool, typer.Option("--clients/--no-clients", help="Show which member has each queue.")] = False,
 ) -> Answer:
     """Show the offset of a group in every queue and how far it is behind."""
     stats = await admin.groups.progress(group, topic)
@@ -158,7 +158,7 @@ async def set_consume_mode(
     cluster: Cluster = None,
     broker: Broker = None,
 ) -> Answer:
-    """Let a group pull a topic or pop it, if its members leave that to brokers (`client_rebalance=False`)."""
+    """Choose whether a group pulls or pops a topic, if its members let brokers decide (`client_rebalance=False`)."""
     chosen = mode.upper()
     if chosen not in ("PULL", "POP"):
         raise UsageError(f"--mode {mode}: expected PULL or POP")
@@ -174,17 +174,21 @@ async def create(
     cluster: Cluster = None,
     broker: Broker = None,
     consume: Annotated[bool, typer.Option("--consume/--no-consume", help="May the group consume?")] = True,
-    from_min: Annotated[bool, typer.Option("--from-min/--no-from-min", help="May it start at the oldest?")] = True,
-    broadcast: Annotated[bool, typer.Option("--broadcast/--no-broadcast", help="May it broadcast?")] = True,
-    retry_queues: Annotated[int, typer.Option("--retry-queues", min=0, help="Queues of its retry topic.")] = 1,
+    from_min: Annotated[
+        bool, typer.Option("--from-min/--no-from-min", help="May the group start at the oldest message?")
+    ] = True,
+    broadcast: Annotated[bool, typer.Option("--broadcast/--no-broadcast", help="May the group broadcast?")] = True,
+    retry_queues: Annotated[int, typer.Option("--retry-queues", min=0, help="Queues of the retry topic.")] = 1,
     retry_max_times: Annotated[
         int, typer.Option("--retry-max-times", min=-1, max=2**31 - 1, help="Retries before a message is a dead letter.")
     ] = 16,
-    broker_id: Annotated[int, typer.Option("--broker-id", min=0, help="Broker id it reads from.")] = 0,
+    broker_id: Annotated[int, typer.Option("--broker-id", min=0, help="Broker id to read from.")] = 0,
     slow_broker_id: Annotated[
-        int, typer.Option("--slow-broker-id", min=0, help="Broker id to read from when far behind.")
+        int, typer.Option("--slow-broker-id", min=0, help="Broker id to read from when the group is far behind.")
     ] = 1,
-    notify: Annotated[bool, typer.Option("--notify/--no-notify", help="Tell members when others come and go.")] = True,
+    notify: Annotated[
+        bool, typer.Option("--notify/--no-notify", help="Tell members when other members come and go.")
+    ] = True,
     orderly: Annotated[
         bool, typer.Option("--orderly", help="gRPC clients get the messages of a queue in order.")
     ] = False,
@@ -220,8 +224,10 @@ async def delete(
     group: Group,
     cluster: Cluster = None,
     broker: Broker = None,
-    offsets: Annotated[bool, typer.Option("--offsets/--keep-offsets", help="Delete its offsets too.")] = False,
-    topics: Annotated[bool, typer.Option("--topics", help="Delete its retry and dead-letter topics too.")] = False,
+    offsets: Annotated[bool, typer.Option("--offsets/--keep-offsets", help="Delete the group's offsets, too.")] = False,
+    topics: Annotated[
+        bool, typer.Option("--topics", help="Delete the group's retry and dead-letter topics, too.")
+    ] = False,
 ) -> Answer:
     """Delete a group."""
     from downrange.client.errors import NoRoute

@@ -80,7 +80,7 @@ _MEMBER_COLUMNS = [
 async def show_producers(
     admin: Admin,
     group: Annotated[str, typer.Argument(help="Producer group.")],
-    topic: Annotated[str, typer.Option("--topic", "-t", help="A topic it sends to.")],
+    topic: Annotated[str, typer.Option("--topic", "-t", help="A topic that the group sends to.")],
 ) -> Answer:
     """Show the running producers of a producer group."""
     from downrange.client.admin.groups import member_row
@@ -100,7 +100,7 @@ async def show_status(
     admin: Admin,
     group: Group,
     client: Annotated[str | None, typer.Option("--client", "-i", help="Only the member with this client id.")] = None,
-    stack: Annotated[bool, typer.Option("--stack", "-s", help="With the stacks of its threads.")] = False,
+    stack: Annotated[bool, typer.Option("--stack", "-s", help="Show the stacks of the member's threads.")] = False,
     broker: Broker = None,
 ) -> Answer:
     """Show the state that running members report: queues, offsets, rates, settings."""

@@ -24,7 +24,7 @@ async def reset_offset(
     group: Group,
     topic: Topic,
     to: Annotated[str, typer.Option("--time", "-s", help="`now` (the end), a local time, or milliseconds since 1970.")],
-    force: Annotated[bool, typer.Option("--force/--no-force", help="Move forward too, skipping messages.")] = True,
+    force: Annotated[bool, typer.Option("--force/--no-force", help="Move forward, too, and skip messages.")] = True,
     dry_run: DryRun = False,
     cpp: Annotated[bool, typer.Option("--cpp", help="Tell running members in the form that C++ clients read.")] = False,
 ) -> Answer:
@@ -36,7 +36,7 @@ async def reset_offset(
 
 @asks
 async def skip(admin: Admin, group: Group, topic: Topic, dry_run: DryRun = False) -> Answer:
-    """Let a group continue with the next message sent; messages that wait now are not consumed."""
+    """Let a group continue with the next message that is sent. It will not consume messages that wait now."""
     return _moves(group, topic, await admin.offsets.skip_accumulated(group, topic, dry_run=dry_run))
 
 
@@ -44,7 +44,7 @@ async def skip(admin: Admin, group: Group, topic: Topic, dry_run: DryRun = False
 async def clone(
     admin: Admin,
     source: Annotated[str, typer.Argument(help="Group whose offsets are taken.")],
-    target: Annotated[str, typer.Argument(help="Group that gets them.")],
+    target: Annotated[str, typer.Argument(help="Group that gets the offsets.")],
     topic: Topic,
     dry_run: DryRun = False,
 ) -> Answer:
@@ -61,7 +61,7 @@ async def set_offset(
     topic: Topic,
     broker: Annotated[str, typer.Argument(help="Broker name.")],
     queue: Annotated[int, typer.Argument(min=0, help="Queue id.")],
-    offset: Annotated[int, typer.Argument(min=0, help="The next message the group consumes.")],
+    offset: Annotated[int, typer.Argument(min=0, help="Offset of the next message that the group consumes.")],
     dry_run: DryRun = False,
 ) -> Answer:
     """Let a group whose members are stopped continue at an offset of one queue."""
@@ -73,7 +73,7 @@ async def set_offset(
 
 @shows
 async def ages(admin: Admin, group: Group, topic: Topic) -> Answer:
-    """Show how old the oldest message is that waits in each queue."""
+    """Show the age of the oldest waiting message of each queue."""
     spans = await admin.offsets.time_spans(group, topic)
     rows = [
         {

@@ -59,6 +59,7 @@ async def grpc_beside(running: RunningBroker) -> AsyncIterator[int | None]:
         async with grpc_server(
             wanted, cluster, access=running.access.control, audit=running.audit, gate=running.gate
         ) as server:
+            running.statistics.grpc = server.figures
             yield server.port
     except ListenFailed as error:
         raise ListenFailed(f"{error}; --grpc-port takes another port for gRPC clients, or -1 for none") from None
@@ -70,7 +71,17 @@ def run(
     bind: str = typer.Option("127.0.0.1", "--bind", "-b", help="Address to listen on."),
     advertise: str = typer.Option("", "--advertise", help="Host by which clients reach this server. [--bind]"),
     acl_file: Path | None = typer.Option(
-        None, "--acl-file", help="Accounts of clients, a plain_acl.yml. Without it everybody may do everything."
+        None,
+        "--acl-file",
+        help="File with the accounts of clients, a plain_acl.yml. Without accounts everybody may do everything.",
+    ),
+    broker_accounts: bool = typer.Option(
+        False,
+        "--broker-accounts",
+        help="Accounts of clients are the users that the brokers keep (ACL 2.0); needs the brokers' own account.",
+    ),
+    metrics_port: int = typer.Option(
+        -1, "--metrics-port", min=-1, max=65535, help="Port of /metrics; 0 takes a free one, -1 is none."
     ),
     tls_mode: TlsMode = None,
     tls_config: TlsFile = None,
@@ -92,13 +103,32 @@ def run(
         raise ConfigError(f"the package {error.name} is missing: pip install 'downrange[grpc]'") from None
     tls = configure(keys.TlsConfig, overrides(**{"tls.server.mode": tls_mode, "tls.config.file": tls_config}))
     is_enforced = keys.resolved(tls).mode is keys.TlsMode.ENFORCING
-    check_bind(bind, {"--acl-file": acl_file is not None, "--tls-mode enforcing": is_enforced}, insecure=insecure)
+    if acl_file is not None and broker_accounts:
+        raise ConfigError("--acl-file and --broker-accounts: choose one of the two")
+    has_accounts = acl_file is not None or broker_accounts
+    check_bind(
+        bind, {"--acl-file or --broker-accounts": has_accounts, "--tls-mode enforcing": is_enforced}, insecure=insecure
+    )
     start_logging(log_level)
     cluster = replace(ClientConfig.of(namesrv), route_seconds=10.0)
 
     def ready(running: RunningProxy) -> tuple[str, dict[str, str]]:
         address = f"{bind}:{running.port}"
         names = ";".join(cluster.namesrv_addresses)
-        return f"gRPC server ready on {address}, in front of the cluster of {names}", {"proxy": address}
+        parts = {"proxy": address}
+        metrics = ""
+        if running.metrics_port is not None:
+            parts["metrics"] = f"http://127.0.0.1:{running.metrics_port}/metrics"
+            metrics = f", metrics on {parts['metrics']}"
+        return f"gRPC server ready on {address}, in front of the cluster of {names}{metrics}", parts
 
-    serve(grpc_server(ProxyConfig(bind, port, advertised_host=advertise, tls=tls, acl_file=acl_file), cluster), ready)
+    config = ProxyConfig(
+        bind,
+        port,
+        advertised_host=advertise,
+        tls=tls,
+        acl_file=acl_file,
+        has_broker_accounts=broker_accounts,
+        metrics_port=metrics_port,
+    )
+    serve(grpc_server(config, cluster), ready)

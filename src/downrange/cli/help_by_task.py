@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from typer.core import TyperGroup
 
+from downrange.cli.commands import Commands
+
 TASKS: Final = {
     "Run servers": ("standalone", "namesrv", "broker", "proxy", "controller", "console", "shutdown"),
     "Send and receive": ("produce", "consume", "message", "trace", "dlq"),
@@ -27,6 +29,10 @@ class WholeSentences(TyperGroup):
 
 class HelpByTask(TyperGroup):
     """The root command. A command that belongs to no task comes last, under a heading of its own."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = Commands()
 
     def list_commands(self, ctx: Any) -> list[str]:
         named = [name for names in TASKS.values() for name in names if name in self.commands]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from downrange.client.producer.send_result import SendResult
     from downrange.model.message import Message, StoredMessage
 
-app = command_family("Single messages: find, send, hand to a consumer.")
+app = command_family("Find single messages, send them, hand them to a consumer.")
 
 MessageId = Annotated[str, typer.Argument(help="Offset message id, or unique id together with --topic.")]
 OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Topic of the message; needed for a unique id.")]
@@ -33,7 +33,7 @@ async def view(
     message_id: MessageId,
     topic: OfTopic = None,
     save: Save = None,
-    every: Annotated[bool, typer.Option("--all", help="Every copy that was stored, not only the oldest.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show every copy that was stored, not only the oldest.")] = False,
 ) -> Answer:
     """Show one message."""
     first = await admin.messages.view(message_id, topic)
@@ -83,7 +83,9 @@ async def query(
     admin: Admin,
     topic: Topic,
     key: Annotated[str, typer.Argument(help="Message key.")],
-    max_messages: Annotated[int, typer.Option("--max", min=1, max=10_000, help="At most this many per broker.")] = 64,
+    max_messages: Annotated[
+        int, typer.Option("--max", min=1, max=10_000, help="At most this many messages of each broker.")
+    ] = 64,
     begin: Annotated[str | None, typer.Option("--begin", help="Stored at this time or later.")] = None,
     end: Annotated[str | None, typer.Option("--end", help="Stored at this time or earlier.")] = None,
 ) -> Answer:
@@ -125,7 +127,7 @@ async def send(
     broker: Annotated[str | None, typer.Option("--broker", "-b", help="Broker name. [any]")] = None,
     queue: Annotated[int | None, typer.Option("--queue", "-i", min=0, help="Queue id. [any]")] = None,
     trace: Annotated[
-        bool, typer.Option("--trace/--no-trace", help="Write its trace, which `downrange trace` draws.")
+        bool, typer.Option("--trace/--no-trace", help="Write a trace of the message; `downrange trace` draws it.")
     ] = False,
 ) -> Answer:
     """Send one message."""
@@ -188,7 +190,7 @@ async def consume_directly(
     client: Annotated[str, typer.Option("--client", "-d", help="Client id of a running member.")],
     topic: OfTopic = None,
 ) -> Answer:
-    """Hand a message to a running consumer and show its result."""
+    """Hand a message to a running consumer, and show the consumer's result."""
     from msgspec.structs import asdict
 
     result = await admin.messages.consume_directly(group, client, message_id, topic)
@@ -209,7 +211,7 @@ async def recall(
     admin: Admin,
     handle: Annotated[str, typer.Argument(help="Recall handle, as `downrange produce --json` prints it.")],
 ) -> Answer:
-    """Take back a timer message that is not due yet, if its broker allows that (recallMessageEnable)."""
+    """Take back a timer message that is not due yet, if its broker allows it (recallMessageEnable)."""
     from downrange.client.producer.producer import AsyncProducer
 
     async with AsyncProducer("TOOLS_PRODUCER", session=admin.session) as producer:
@@ -223,7 +225,7 @@ async def resume_check(
     admin: Admin,
     message_id: Annotated[str, typer.Argument(help="Unique or offset id of a message in TRANS_CHECK_MAX_TIME_TOPIC.")],
 ) -> Answer:
-    """Ask producers again about a transactional message that was given up."""
+    """Let a broker ask producers again about a transactional message that it had given up."""
     message = await admin.messages.resume_check(message_id)
     topic = message.properties.get("REAL_TOPIC")
     document = {"msgId": message.message_id, "offsetMsgId": message.offset_message_id, "topic": topic}

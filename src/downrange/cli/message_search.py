@@ -26,14 +26,20 @@ async def search(
     tag: Annotated[str | None, typer.Option("--tag", help="Only these tags: 'A || B'.")] = None,
     sql: Annotated[str | None, typer.Option("--sql", help="Only messages that this SQL92 expression matches.")] = None,
     text: Annotated[str | None, typer.Option("--text", help="Only messages with this text in the body.")] = None,
-    backwards: Annotated[bool, typer.Option("--backwards", help="The newest of them instead of the oldest.")] = False,
-    cursor: Annotated[str | None, typer.Option("--cursor", help="Go on from here; the page before printed it.")] = None,
+    backwards: Annotated[
+        bool, typer.Option("--backwards", help="Show the newest of these messages, not the oldest.")
+    ] = False,
+    cursor: Annotated[
+        str | None, typer.Option("--cursor", help="Continue at this place; the last page printed it.")
+    ] = None,
     max_messages: Annotated[int, typer.Option("--max", min=1, max=10_000, help="At most this many.")] = 100,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="Give up searching after this.")] = 10,
-    body: Annotated[bool, typer.Option("--body/--no-body", help="A column with the bodies.")] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=600, help="Stop searching after this many seconds.")
+    ] = 10,
+    body: Annotated[bool, typer.Option("--body/--no-body", help="Add a column with the bodies.")] = False,
     charset: Charset = None,
 ) -> Answer:
-    """Find messages by the time they were stored, over all queues, a page at a time."""
+    """Find messages of all queues by the time when they were stored. Shows one page at a time."""
     from downrange.client.admin.search import END_OF_TIME, Budget, SearchCursor
     from downrange.client.message_document import message_document
 

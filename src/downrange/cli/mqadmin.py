@@ -347,7 +347,7 @@ LONG_NAMES = {
 
 
 def run(context: typer.Context) -> None:
-    """Run a command by mqadmin's name and option letters for it; without a name, list the names."""
+    """Run a command by its mqadmin name, with mqadmin's option letters. Without a name, list the names."""
     if len(context.args) > 1 and context.args[0] == "help":
         context.args = [context.args[1], "--help"]
     if not context.args or context.args[0] in ("-h", "--help", "help"):

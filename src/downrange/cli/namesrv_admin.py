@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from downrange.client.admin import Admin
     from downrange.client.per_server import PerServer
 
-app = command_family("Running name servers: settings, key-value store, write permission of brokers.")
+app = command_family("Settings and key-value store of running name servers, write permission of brokers.")
 
 Namespace = Annotated[str, typer.Argument(help="Namespace of keys.")]
 Key = Annotated[str, typer.Argument(help="Key.")]

@@ -17,7 +17,7 @@ Namesrv = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")]
 Watch = Annotated[
-    float | None, typer.Option("--watch", min=0.1, help="Show this again every so many seconds, until Ctrl-C.")
+    float | None, typer.Option("--watch", min=0.1, help="Seconds after which this is shown again, until Ctrl-C.")
 ]
 Cluster = Annotated[str | None, typer.Option("--cluster", "-c", help="All masters of this cluster.")]
 Broker = Annotated[str | None, typer.Option("--broker", "-b", help="One broker: its name or host:port.")]

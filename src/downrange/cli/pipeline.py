@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from downrange.spark.pipelines.replay_plan import Choice
     from downrange.spark.pipelines.sql import View
 
-app = command_family("Bulk work on Spark: archive topics, replay an archive, ask SQL, count and draw.")
+app = command_family("Bulk work on Spark: archive topics, replay an archive, run SQL queries, count and draw.")
 
 LakeArgument = Annotated[
     str, typer.Argument(metavar="LAKE", help="Directory or URL of the lake: s3://…, gs://…, abfss://….")
@@ -66,7 +66,10 @@ def archive(
     lake: LakeArgument,
     topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC…", help="Topics to archive.")] = None,
     pattern: Annotated[
-        str | None, typer.Option("--pattern", help="Topics that this regular expression matches, also later ones.")
+        str | None,
+        typer.Option(
+            "--pattern", help="Topics whose names match this regular expression, also topics that appear later."
+        ),
     ] = None,
     continuous: Annotated[bool, typer.Option("--continuous", help="Go on after catching up, until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option("--every", help="Seconds between batches, with --continuous.")] = 10.0,
@@ -82,17 +85,22 @@ def archive(
     """Write topics to a lake of Parquet files, every message once. The next run continues where this one ended."""
     source = _source(topics, pattern, store, namesrv, options)
     with asked_rightly():
+        from downrange.spark.lake.lake import Lake
         from downrange.spark.pipelines.archive import archive as run
         from downrange.spark.pipelines.archive import checked
+        from downrange.spark.source import check_source
 
-        checked(source, name, every)  # before Spark, which takes seconds to start
+        wanted = checked(source, name, every)  # before Spark, which takes seconds to start
+        storage_options = key_values(storage or [])
+        Lake.create(lake, storage_options)
+        check_source(wanted)
         began = time.monotonic()
         with spark_session(master) as spark, shown_progress(began) as shown, stopped_by_signal() as stop:
             done = run(
                 spark,
                 lake,
                 source,
-                storage_options=key_values(storage or []),
+                storage_options=storage_options,
                 name=name,
                 until_caught_up=not continuous,
                 seconds_between_batches=every,
@@ -135,7 +143,7 @@ def compact(
 
 @app.command("check")
 def check(lake: LakeArgument, storage: StorageOptions = None, json: Json = False) -> None:
-    """Read a whole lake: files missing or damaged, messages twice. Exit code 1 when something is wrong."""
+    """Read a whole lake; report missing or damaged files and duplicate messages. Exit code 1: something is wrong."""
     with asked_rightly():
         from downrange.spark.lake.check import problems
 
@@ -163,14 +171,14 @@ def replay(
         str | None, typer.Option("--where", help="Only messages for which this Spark SQL is true: \"tags = 'paid'\".")
     ] = None,
     rate: Annotated[float | None, typer.Option("--rate", help="At most this many messages a second.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also messages that an earlier run sent.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Send messages that an earlier run sent, too.")] = False,
     dry_run: DryRun = False,
     storage: StorageOptions = None,
     namesrv: Namesrv = None,
     master: Master = None,
     json: Json = False,
 ) -> None:
-    """Send messages of a lake to a topic. If stopped, the same command continues where it was."""
+    """Send messages of a lake to a topic. If the command was stopped, start it again: it continues where it was."""
     if (to is None) is not to_own:
         raise UsageError("say where to send: --to TOPIC, or --to-own for the topics the messages came from")
     with asked_rightly():
@@ -204,11 +212,13 @@ def sql(
     lakes: Annotated[list[str] | None, typer.Option("--lake", help="[VIEW=]LAKE, a view of a lake.")] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Go on with new messages, until Ctrl-C.")] = False,
     mode: Annotated[OutputMode, typer.Option("--mode", help="Which rows of a stream to show.")] = OutputMode.append,
-    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="With --stream: end there.")] = False,
+    until_caught_up: Annotated[
+        bool, typer.Option("--until-caught-up", help="With --stream: end when all messages are read.")
+    ] = False,
     watermark: Annotated[
-        str | None, typer.Option("--watermark", help="With --stream: wait so long for earlier messages: `10 seconds`.")
+        str | None, typer.Option("--watermark", help="With --stream: how long to wait for late messages: `10 seconds`.")
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="With --stream: its name in `pipeline list`.")] = "sql",
+    name: Annotated[str, typer.Option("--name", help="With --stream: name of the stream in `pipeline list`.")] = "sql",
     form: Annotated[OutputForm, typer.Option("--output", help="How to show the result.")] = OutputForm.table,
     to: Annotated[Path | None, typer.Option("--to", help="Where the Parquet files go.")] = None,
     options: Options = None,
@@ -216,7 +226,7 @@ def sql(
     namesrv: Namesrv = None,
     master: Master = None,
 ) -> None:
-    """Ask a query over topics, store directories and lakes. A table shows the first 1000 rows."""
+    """Run a query over topics, store directories and lakes. A table shows the first 1000 rows."""
     if (form is OutputForm.parquet) is not (to is not None):
         raise UsageError("--output parquet and --to DIR go together")
     if watermark is not None and not stream:
@@ -234,6 +244,8 @@ def sql(
         if not views:
             raise UsageError("the query has nothing to read: give --topic, --store or --lake")
         checked_watermark(watermark)
+        for view in views:  # before Spark, which takes seconds to start
+            view.check()
         with spark_session(master) as spark, told_in_one_line():
             result = run(spark, query, views, streaming=stream, watermark=watermark)
             if stream:
@@ -282,14 +294,19 @@ def stats(
     with asked_rightly():
         from downrange.spark.options import parse_options
         from downrange.spark.pipelines.errors import told_in_one_line
-        from downrange.spark.pipelines.stats import lake_inputs, topic_inputs
+        from downrange.spark.pipelines.stats import RESULTS, checked_window, lake_inputs, made_directory, topic_inputs
         from downrange.spark.pipelines.stats import stats as run
+        from downrange.spark.source import check_source
 
-        if source is not None:
-            parse_options(source)
+        checked_window(window)  # before Spark, which takes seconds to start
+        wanted = None if source is None else parse_options(source)
+        found = None if lake is None else _lake(lake, storage)
+        made_directory(out, RESULTS)
+        if wanted is not None:
+            check_source(wanted)
         with spark_session(master) as spark, told_in_one_line():
-            if lake is not None:
-                messages, traced = lake_inputs(spark, _lake(lake, storage), topics or (), traces=traces)
+            if found is not None:
+                messages, traced = lake_inputs(spark, found, topics or (), traces=traces)
             else:
                 assert source is not None
                 messages, traced = topic_inputs(spark, source, traces=traces)

@@ -52,7 +52,8 @@ def dlq(
         typer.Option("--resend", help="Send letters for which this Spark SQL is true: \"origin_topic = 'orders'\"."),
     ] = None,
     to_own: Annotated[
-        bool, typer.Option("--to-own", help="Send each to its first topic, for all groups, not to its group alone.")
+        bool,
+        typer.Option("--to-own", help="Send each letter to its first topic, for all groups, not to its group alone."),
     ] = False,
     rate: Annotated[float | None, typer.Option("--rate", help="Send at most this many a second.")] = None,
     traces: Annotated[
@@ -64,7 +65,7 @@ def dlq(
     master: Master = None,
     json: Json = False,
 ) -> None:
-    """Count the dead letters of all groups and send chosen ones again, each once. If stopped, run it again."""
+    """Count the dead letters of all groups, and send chosen ones again, each once. If it was stopped, run it again."""
     if resend is None and (to_own or dry_run or rate is not None):
         raise UsageError("--to-own, --rate and --dry-run belong to --resend SQL: say which letters to send")
     source = key_values(options or [])

@@ -27,22 +27,26 @@ def latest(
     ] = None,
     continuous: Annotated[bool, typer.Option("--continuous", help="Go on after catching up, until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option("--every", help="Seconds between batches, with --continuous.")] = 10.0,
-    name: Annotated[str, typer.Option("--name", help="Its name in `pipeline list`.")] = "latest",
+    name: Annotated[str, typer.Option("--name", help="Name of this pipeline in `pipeline list`.")] = "latest",
     options: Options = None,
     storage: StorageOptions = None,
     namesrv: Namesrv = None,
     master: Master = None,
     json: Json = False,
 ) -> None:
-    """Keep the newest message per key in a Delta table; an empty body deletes. The next run continues."""
+    """Keep the newest message of each key in a Delta table. An empty body deletes its key. The next run continues."""
     source = {**key_values(options or []), "subscribe": ",".join(topics)}
     if namesrv is not None:
         source["namesrv"] = namesrv
     with asked_rightly():
+        from downrange.spark.lake.location import Location
         from downrange.spark.pipelines.latest import checked
         from downrange.spark.pipelines.latest import latest as run
+        from downrange.spark.source import check_source
 
-        checked(source, every, name=name)  # before Spark, which takes seconds to start
+        wanted = checked(source, every, name=name)  # before Spark, which takes seconds to start
+        place = Location.of(table, key_values(storage or []))
+        check_source(wanted)
         began = time.monotonic()
         with spark_session(master) as spark, shown_line() as show, stopped_by_signal() as stop:
 
@@ -51,9 +55,9 @@ def latest(
 
             done = run(
                 spark,
-                table,
+                place.url,
                 source,
-                storage_options=key_values(storage or []),
+                storage_options=place.storage_options,
                 delete_tag=delete_tag,
                 name=name,
                 until_caught_up=not continuous,

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 def mirror(
     topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC…", help="Topics to mirror.")] = None,
     pattern: Annotated[
-        str | None, typer.Option("--pattern", help="Topics that this regular expression matches, also later ones.")
+        str | None,
+        typer.Option(
+            "--pattern", help="Topics whose names match this regular expression, also topics that appear later."
+        ),
     ] = None,
     source: Annotated[
         str | None, typer.Option("--from", help="Name servers of the source. [$NAMESRV_ADDR, else 127.0.0.1:9876]")
@@ -29,14 +32,18 @@ def mirror(
     target: Annotated[str | None, typer.Option("--to", help="Name servers of the target.")] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option("--checkpoint", help="Directory or URL of its own that keeps its progress."),
+        typer.Option("--checkpoint", help="Directory or URL for the progress of this mirror alone."),
     ] = None,
     groups: Annotated[
         list[str] | None, typer.Option("--group", "-g", help="Carry over the offsets of this group; repeatable.")
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of this mirror.")] = "mirror",
-    from_cluster: Annotated[str | None, typer.Option("--from-cluster", help="Name of the source. [its own]")] = None,
-    to_cluster: Annotated[str | None, typer.Option("--to-cluster", help="Name of the target. [its own]")] = None,
+    from_cluster: Annotated[
+        str | None, typer.Option("--from-cluster", help="Name of the source cluster. [its own name]")
+    ] = None,
+    to_cluster: Annotated[
+        str | None, typer.Option("--to-cluster", help="Name of the target cluster. [its own name]")
+    ] = None,
     continuous: Annotated[bool, typer.Option("--continuous", help="Go on after catching up, until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option("--every", help="Seconds between batches, with --continuous.")] = 1.0,
     batch: Annotated[int, typer.Option("--batch", help="The most messages of one batch.")] = 20_000,
@@ -48,7 +55,7 @@ def mirror(
     master: Master = None,
     json: Json = False,
 ) -> None:
-    """Copy topics to another cluster as they are, in order, and let groups go on there. Continues where it was."""
+    """Copy topics to another cluster, unchanged and in order, and let groups continue there. The next run continues."""
     if target is None or checkpoint is None:
         raise UsageError(f"say {'where to: --to NAMESRV' if target is None else 'where to remember: --checkpoint DIR'}")
     chosen = key_values(options or [])
@@ -59,6 +66,7 @@ def mirror(
         from downrange.spark.pipelines.mirror import mirror as run
         from downrange.spark.pipelines.mirror import plan
         from downrange.spark.pipelines.mirror_clusters import Mirror, checked
+        from downrange.spark.source import check_source
 
         wanted = Mirror(
             chosen,
@@ -70,7 +78,8 @@ def mirror(
             tuple(groups or ()),
             batch,
         )
-        checked(wanted, every)  # before Spark, which takes seconds to start
+        reading, _ = checked(wanted, every)  # before Spark, which takes seconds to start
+        check_source(reading)
         if dry_run:
             print_answer(_planned(plan(wanted)), as_json=json)
             return

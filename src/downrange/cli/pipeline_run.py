@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Annotated
 import typer
 
 from downrange.cli.account import client_config
-from downrange.cli.options import Json, Namesrv, UsageError, key_values
+from downrange.cli.options import Json, Namesrv, key_values
 from downrange.cli.output import Answer, print_answer
 from downrange.cli.pipeline import Master
-from downrange.cli.spark_session import asked_rightly
+from downrange.cli.spark_session import asked_rightly, check_java
 
 
 def run(
@@ -43,8 +42,7 @@ def run(
 
         refresh = Refresh(only or (), full or (), full_all)
         project = read_project(spec)
-        if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-            raise UsageError("Spark needs Java 17 or newer: install it, or set JAVA_HOME")
+        check_java()
         config = client_config(namesrv)
         options = {"rocketmq.namesrv": ";".join(config.namesrv_addresses), **key_values(settings or [])}
         began = time.monotonic()
@@ -56,9 +54,20 @@ def run(
                 if not dry_run:
                     reporter.tell(status)
 
+            def on_lag(lag: Mapping[str, int]) -> None:
+                nonlocal status
+                status = replace(status, lag=lag)
+                reporter.tell(status)
+
             try:
                 told = run_project(
-                    project, master=master, options=options, refresh=refresh, dry_run=dry_run, on_event=on_event
+                    project,
+                    master=master,
+                    options=options,
+                    refresh=refresh,
+                    dry_run=dry_run,
+                    on_event=on_event,
+                    on_lag=None if dry_run else on_lag,
                 )
             except MQError as error:
                 if not dry_run:

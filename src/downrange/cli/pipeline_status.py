@@ -28,7 +28,7 @@ _COLUMNS = (
 
 @asks
 async def list_pipelines(admin: Admin) -> Answer:
-    """List the pipelines that told their progress within a day."""
+    """List the pipelines that reported progress within a day."""
     rows = [_row(status) for status in await admin.pipelines.list()]
     columns = [Column("Name", "name"), Column("Kind", "kind"), Column("Target", "target"), *_COLUMNS]
     parts: list[Table | str] = [Table(columns, rows)] if rows else ["no pipeline has told its progress"]
@@ -41,7 +41,7 @@ async def show_status(
     name: Annotated[str, typer.Argument(help="Name of the query or the archive.")],
     most: Annotated[int, typer.Option("--max", min=1, max=1000, help="At most this many reports.")] = 20,
 ) -> Answer:
-    """Show what one pipeline told after its last batches."""
+    """Show the reports of one pipeline after its last batches."""
     told = await admin.pipelines.status(name, most=most)
     last = told[-1]
     rows = [_row(status) for status in told]

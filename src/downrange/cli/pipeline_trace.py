@@ -27,7 +27,9 @@ def trace(
     watermark: Annotated[
         str, typer.Option("--watermark", help="With --stream: how late traces may come.")
     ] = "10 minutes",
-    until_caught_up: Annotated[bool, typer.Option("--until-caught-up", help="With --stream: end there.")] = False,
+    until_caught_up: Annotated[
+        bool, typer.Option("--until-caught-up", help="With --stream: end when all messages are read.")
+    ] = False,
     name: Annotated[str, typer.Option("--name", help="Name of this stream.")] = "trace",
     options: Options = None,
     namesrv: Namesrv = None,
@@ -48,13 +50,16 @@ def trace(
         from downrange.spark.lake.lake import Lake
         from downrange.spark.pipelines.errors import told_in_one_line
         from downrange.spark.pipelines.frames import lake_frame
-        from downrange.spark.pipelines.stats import checked_window
-        from downrange.spark.pipelines.trace import checked, stream_trace
+        from downrange.spark.pipelines.stats import checked_window, made_directory
+        from downrange.spark.pipelines.trace import RESULTS, checked, stream_trace
         from downrange.spark.pipelines.trace import trace as run
         from downrange.spark.pipelines.trace_events import trace_frame
+        from downrange.spark.source import check_source
 
-        checked(source, window)  # before Spark, which takes seconds to start
+        wanted = checked(source, window)  # before Spark, which takes seconds to start
         checked_window(watermark)
+        if lake is None:
+            check_source(wanted)
         if stream:
             with spark_session(master) as spark, stopped_by_signal() as stop:
                 read = stream_trace(
@@ -71,6 +76,7 @@ def trace(
             answer = Answer({"read": read, "written": [f"{out}/latency"]}, [f"read {read:,} trace messages"])
         else:
             archived = None if lake is None else Lake.open(lake)
+            made_directory(Path(out), RESULTS)
             with spark_session(master) as spark, told_in_one_line():
                 traces = trace_frame(spark, source) if archived is None else lake_frame(spark, archived, [topic])
                 report = run(spark, traces, Path(out), window=window)

@@ -35,7 +35,9 @@ async def update(
             "machine can see the arguments of a command.",
         ),
     ] = None,
-    is_admin: Annotated[bool, typer.Option("--admin/--no-admin", help="May administer the broker.")] = False,
+    is_admin: Annotated[
+        bool, typer.Option("--admin/--no-admin", help="The account may administer the broker.")
+    ] = False,
     white_address: Annotated[
         str | None, typer.Option("--white-address", help="Addresses that need no signature to send and receive.")
     ] = None,
@@ -50,7 +52,7 @@ async def update(
     broker: Broker = None,
     cluster: Cluster = None,
 ) -> Answer:
-    """Add an account, or change one: options that are not given keep their value, except --admin."""
+    """Add or change an account. Options that are not given keep their value, except --admin."""
     from downrange.client.admin.plain_acl import AccountChange
 
     change = AccountChange(

@@ -107,7 +107,7 @@ def serve(
         try:
             run(until_signal())
         except ListenFailed as error:
-            option = (port_options or {}).get(error.port or 0)
+            option = (port_options or {}).get(error.port) if error.port else None
             if option is None:
                 raise
             raise ListenFailed(f"{error}; {option} takes another port") from None

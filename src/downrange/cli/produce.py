@@ -53,7 +53,7 @@ def run(
         str | None, typer.Option("--deliver-at", help="Deliver at this time: 2026-11-15 08:00:00, or milliseconds.")
     ] = None,
     shard: Annotated[
-        str | None, typer.Option("--shard", help="Sharding key: all messages go to one queue, in their order.")
+        str | None, typer.Option("--shard", help="Sharding key: all messages go to one queue, in order.")
     ] = None,
     count: Annotated[int | None, typer.Option("--count", min=1, help="Send this many generated messages.")] = None,
     size: Annotated[int | None, typer.Option("--size", min=1, help="Bytes of a generated message. [128]")] = None,
@@ -62,7 +62,7 @@ def run(
         typer.Option("--from-json", help="Each line is a message as `consume --json` wrote it."),
     ] = False,
     in_flight: Annotated[
-        int, typer.Option("--in-flight", min=1, max=10_000, help="Sends at the same time; 1 with --shard.")
+        int, typer.Option("--in-flight", min=1, max=10_000, help="Most sends at the same time; 1 with --shard.")
     ] = 64,
     group: Annotated[str, typer.Option("--group", "-g", help="Producer group.")] = PRODUCER_GROUP,
     namesrv: Namesrv = None,

@@ -36,7 +36,7 @@ def run(
         ),
     ] = "crash",
     strategy: Annotated[StrategyChoice, typer.Option(help="Fault strategy.")] = StrategyChoice.ALL,
-    seconds: Annotated[float, typer.Option(help="Simulated time; the fault lasts from 1/6 to 1/2 of it.")] = 120.0,
+    seconds: Annotated[float, typer.Option(help="Simulated seconds; the fault lasts from 1/6 to 1/2 of them.")] = 120.0,
     send_timeout: Annotated[float, typer.Option(help="Time limit of a send with all its attempts, ms.")] = 3000.0,
     attempt_timeout: Annotated[float, typer.Option(help="Time limit of one attempt, ms; 0: none.")] = 1000.0,
     retries: Annotated[int, typer.Option(help="retryTimesWhenSendFailed.")] = 2,

@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from downrange.cli.options import UsageError
+
+_MASTERS: Final = ("local", "spark://", "yarn", "k8s://")
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,21 +36,31 @@ def asked_rightly() -> Iterator[None]:
             f"pipelines run on Spark, and {error.name} is not installed: pip install 'downrange[spark]'"
         ) from None
     from downrange.model.errors import MessageError
-    from downrange.spark.errors import OptionError
+    from downrange.spark.errors import NothingToRead, OptionError
     from downrange.spark.lake.layout import LakeError
     from downrange.spark.pipelines.errors import PipelineError
 
     try:
         yield
-    except (PipelineError, OptionError, LakeError, MessageError) as error:
+    except (PipelineError, OptionError, NothingToRead, LakeError, MessageError) as error:
         raise UsageError(str(error)) from None
+
+
+def check_java() -> None:
+    """Raise a UsageError when Spark would find no Java."""
+    home = os.environ.get("JAVA_HOME")
+    if not home and shutil.which("java") is None:
+        raise UsageError("Spark needs Java 17 or newer: install it, or set JAVA_HOME")
+    if home and not os.access(Path(home, "bin", "java"), os.X_OK):  # Spark would not look on the path then
+        raise UsageError(f"JAVA_HOME={home} has no bin/java: set it to the directory of Java 17 or newer, or unset it")
 
 
 @contextmanager
 def spark_session(master: str | None) -> Iterator[SparkSession]:
-    """A Spark session that writes nothing to the terminal."""
-    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        raise UsageError("Spark needs Java 17 or newer: install it, or set JAVA_HOME")
+    """A Spark session that writes nothing to the terminal, but for a line that says that it starts."""
+    check_java()
+    if master is not None and not master.startswith(_MASTERS):
+        raise UsageError(f"--master {master}: expected local, local[4], spark://HOST:PORT, yarn or k8s://HOST:PORT")
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -57,8 +70,10 @@ def spark_session(master: str | None) -> Iterator[SparkSession]:
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # it logs pages where we print one line
     try:
-        with _quiet_start():
-            spark = downrange.spark.session("downrange pipeline", master=master, log_level="OFF")
+        with shown_line() as show, _no_jvm_left_behind():
+            show("starting Spark …", 0)  # on a terminal only
+            with _quiet_start():
+                spark = downrange.spark.session("downrange pipeline", master=master, log_level="OFF")
     except (Py4JError, PySparkException) as error:
         where = "" if master is None else f" with --master {master}"
         raise PipelineFailed(f"Spark did not start{where}: {str(error).strip().splitlines()[0]}") from None
@@ -66,6 +81,34 @@ def spark_session(master: str | None) -> Iterator[SparkSession]:
         yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def _no_jvm_left_behind() -> Iterator[None]:
+    """End the JVM when its start is interrupted.
+
+    Spark forgets a JVM that has not told its port yet, and such a JVM would run until somebody kills it.
+    """
+    from pyspark import java_gateway
+
+    gateway: Any = java_gateway
+    start = gateway.Popen
+    started = []
+
+    def remembered(*arguments: Any, **settings: Any) -> Any:
+        started.append(start(*arguments, **settings))
+        return started[-1]
+
+    gateway.Popen = remembered
+    try:
+        yield
+    except BaseException:
+        for process in started:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        gateway.Popen = start
 
 
 @contextmanager

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from downrange.store.check.directory import StoreDirectory
     from downrange.store.check.store_check import StoreReport
 
-app = command_family("Look into a store directory, whether a broker runs on it or not. Nothing is ever changed.")
+app = command_family("Look into a store directory, whether a broker runs on it or not. These commands change nothing.")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The store: storePathRootDir of the broker.")]
 ConfigFile = Annotated[

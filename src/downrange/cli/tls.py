@@ -34,10 +34,10 @@ def init(
         ),
     ] = None,
     client: Annotated[str, typer.Option("--client", help="Name in the certificate of clients.")] = "client",
-    days: Annotated[int, typer.Option("--days", help="Days for which the certificates are good.", min=1)] = 365,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    days: Annotated[int, typer.Option("--days", help="Days for which the certificates are valid.", min=1)] = 365,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Make an authority of its own, a server certificate, a client certificate, and the settings that use them."""
+    """Make a new certificate authority, a server certificate, a client certificate, and the settings that use them."""
     from downrange.transport.certificates import make_authority, make_client, make_server
 
     home = directory.absolute()

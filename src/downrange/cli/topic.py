@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from downrange.client.brokers import Broker as BrokerProcess
     from downrange.model.topics import TopicConfig
 
-app = command_family("Topics: list, look at, create, change, delete.")
+app = command_family("List topics, look at them, create, change and delete them.")
 
 Perm = Annotated[str | None, typer.Option("--perm", "-p", help="2 write, 4 read, 6 both.")]
 ReadQueues = Annotated[int | None, typer.Option("--read-queues", "-r", min=0, max=65535, help="Queues to read from.")]
 MessageType = Annotated[
     str | None,
-    typer.Option("--type", help="Messages it is for: normal, fifo, delay, transaction or mixed; gRPC clients obey it."),
+    typer.Option(
+        "--type", help="Kind of its messages: normal, fifo, delay, transaction or mixed; gRPC clients obey it."
+    ),
 ]
 WriteQueues = Annotated[int | None, typer.Option("--write-queues", "-w", min=0, max=65535, help="Queues to write to.")]
 
@@ -34,7 +36,9 @@ async def list_topics(
     admin: Admin,
     cluster: Annotated[str | None, typer.Option("--cluster", "-c", help="Only topics of this cluster.")] = None,
     groups: Annotated[bool, typer.Option("--groups", help="Show cluster and consumer groups of each topic.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Also the topics that brokers keep for themselves.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="List the topics that brokers keep for themselves, too.")
+    ] = False,
 ) -> Answer:
     """List topics."""
     names = await admin.topics.names(cluster)
@@ -146,9 +150,9 @@ async def create(
     perm: Perm = "6",
     order: Annotated[bool, typer.Option("--order/--no-order", "-o", help="Keep the number of queues fixed.")] = False,
     message_type: MessageType = None,
-    unit: Annotated[bool, typer.Option("--unit/--no-unit", help="Mark it as a topic of one unit.")] = False,
+    unit: Annotated[bool, typer.Option("--unit/--no-unit", help="Mark the topic as a topic of one unit.")] = False,
     unit_sub: Annotated[
-        bool, typer.Option("--unit-sub/--no-unit-sub", help="Mark it as a topic that groups of units subscribe to.")
+        bool, typer.Option("--unit-sub/--no-unit-sub", help="Mark the topic as one that groups of units subscribe to.")
     ] = False,
 ) -> Answer:
     """Create a topic, or replace its configuration. --cluster or --broker is needed if there are several clusters."""

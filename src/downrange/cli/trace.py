@@ -25,7 +25,7 @@ async def run(
     message_id: Annotated[str, typer.Argument(help="Message id: the unique id, or the offset id.")],
     topic: Annotated[str, typer.Option("--topic", "-t", help="Trace topic.")] = "RMQ_SYS_TRACE_TOPIC",
 ) -> Answer:
-    """Draw the life of a message: sent, stored, consumed by which groups. Needs clients that write traces."""
+    """Draw the life of a message: sent, stored, and consumed by each group. Needs clients that write traces."""
     trace = await _trace(admin, message_id, topic)
     stored = await _stored(admin, trace)
     return Answer(_document(trace, stored), ["\n".join(_lines(trace, stored))])

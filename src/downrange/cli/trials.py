@@ -22,13 +22,13 @@ Size = Annotated[int, typer.Option("--size", "-s", min=1, help="Bytes of each me
 
 @asks
 async def send_rt(admin: Admin, topic: Topic, count: Count = 100, size: Size = 128) -> Answer:
-    """Measure how long sends to a topic take: the messages stay there. A broker's own topic has the broker's name."""
+    """Measure how long sends to a topic take. The messages stay there. A broker's own topic has the broker's name."""
     return _times(topic, await admin.trials.sends(topic, count, size))
 
 
 @shows
 async def cluster_rt(admin: Admin, cluster: Cluster = None, count: Count = 100, size: Size = 128) -> Answer:
-    """Measure how long sends to every broker take, by the topic that has the name of the broker."""
+    """Measure how long sends to every broker take. The messages go to the topic that has the broker's name."""
     rows: list[dict[str, Any]] = []
     for broker in await admin.session.masters(cluster):
         tried = await admin.trials.sends(broker.name, count, size)
@@ -68,7 +68,7 @@ async def allocate(
     topic: Topic,
     clients: Annotated[str, typer.Option("--clients", "-i", help="Client ids or addresses, separated by commas.")],
 ) -> Answer:
-    """Show which queues of a topic the members of a group would get, if these were all of them."""
+    """Show which queues of a topic each member of a group would get, if the group had exactly these members."""
     named = [part for piece in clients.split(",") if (part := piece.strip())]
     if not named:
         raise UsageError("--clients: name at least one client")
@@ -90,7 +90,9 @@ async def queue_entries(
     index: Annotated[int, typer.Argument(help="Number of the first entry.")],
     broker: Annotated[str, typer.Option("--broker", "-b", help="The broker: its name or host:port.")],
     count: Annotated[int, typer.Option("--count", "-c", min=1, help="How many entries.")] = 10,
-    group: Annotated[str | None, typer.Option("--group", "-g", help="Whether its filter lets each entry pass.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="Consumer group; show whether its filter lets each entry pass.")
+    ] = None,
 ) -> Answer:
     """Show entries of a consume queue: the place of each message in the log, its size, and the hash of its tag."""
     found = await admin.trials.queue_entries(broker, (topic, queue), index, count, group)
@@ -123,7 +125,7 @@ async def order_conf(
     method: Annotated[str, typer.Option("--method", "-m", help="get, put or delete.")] = "get",
     value: Annotated[str | None, typer.Option("--value", "-v", help="For put: broker-a:4;broker-b:4.")] = None,
 ) -> Answer:
-    """Show or change the queues of an ordered topic, which name servers give to clients with its route."""
+    """Show or change the queues of an ordered topic. Name servers give them to clients with the topic's route."""
     if method not in ("get", "put", "delete") or (method == "put") != (value is not None):
         raise UsageError("--method is get, put with --value, or delete")
     if method == "get":
@@ -144,7 +146,7 @@ async def export(
     topics: Annotated[bool, typer.Option("--topics", help="metadata: only the topics.")] = False,
     groups: Annotated[bool, typer.Option("--groups", help="metadata: only the groups.")] = False,
 ) -> Answer:
-    """Copy topics and groups, settings, or figures of every broker into a JSON file; secrets are masked."""
+    """Copy topics and groups, settings, or figures of every broker into a JSON file. Secrets are masked."""
     readers = {"metadata": _metadata, "configs": _configs, "metrics": _metrics}
     if what not in readers:
         raise UsageError(f"{what}: expected {', '.join(readers)}")

@@ -41,7 +41,7 @@ async def create(
     broker: Broker = None,
     cluster: Cluster = None,
 ) -> Answer:
-    """Create a user. Without rules a Normal one may do nothing: see `downrange acl set`."""
+    """Create a user. A Normal user without rules may do nothing: see `downrange acl set`."""
     from downrange.client.admin.users import UserInfo
 
     user = UserInfo(username=username, password=new_password(password, password_file), user_type=user_type)
@@ -61,7 +61,7 @@ async def update(
     broker: Broker = None,
     cluster: Cluster = None,
 ) -> Answer:
-    """Change a user; what is not given stays."""
+    """Change a user. Settings without an option stay as they are."""
     from downrange.client.admin.users import UserInfo
 
     is_new = change_password or password is not None or password_file is not None
@@ -79,7 +79,7 @@ async def update(
 @app.command("delete")
 @asks
 async def delete(admin: Admin, username: Username, broker: Broker = None, cluster: Cluster = None) -> Answer:
-    """Delete a user and its rules."""
+    """Delete a user and the user's rules."""
     return told(f"user {username} deleted", await admin.users.delete(username, cluster, broker))
 
 
@@ -115,7 +115,7 @@ async def copy(
     target: Annotated[str, typer.Argument(help="Broker to copy to.")],
     usernames: Annotated[str, typer.Argument(help="Users, separated by commas. [all]")] = "",
 ) -> Answer:
-    """Copy users from one broker to another; a Downrange broker tells passwords to the brokers' own account only."""
+    """Copy users from one broker to another. A Downrange broker gives passwords only to the brokers' own account."""
     names = await admin.users.copy(source, target, [name for name in usernames.split(",") if name])
     return Answer({"copied": names}, [f"user {name} copied to {target}" for name in names])
 

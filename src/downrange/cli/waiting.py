@@ -20,9 +20,11 @@ OfTopic = Annotated[str | None, typer.Option("--topic", "-t", help="Only message
 async def delayed(
     admin: Admin,
     topic: OfTopic = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most this many a broker.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=10_000, help="At most this many messages of each broker.")
+    ] = 100,
 ) -> Answer:
-    """Show delayed messages that wait, those due soonest first."""
+    """Show waiting delayed messages. The message that is due next comes first."""
     waiting = await admin.delayed.waiting(topic, limit=limit)
     rows: list[dict[str, Any]] = [
         {

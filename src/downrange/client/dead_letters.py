@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Collection
 from dataclasses import dataclass, replace
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from downrange.client.admin.groups import GroupAdmin
 from downrange.client.admin.messages import MessageAdmin
@@ -22,7 +22,6 @@ from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.consumer.pull import PullConsumer, PullStatus
 from downrange.client.errors import NoRoute
 from downrange.client.message_document import message_document
-from downrange.client.producer.producer import AsyncProducer
 from downrange.client.producer.send_result import STATUS_OF_CODE
 from downrange.client.resending import MARK, Journal, Noted, Pace, Place
 from downrange.client.session import Session
@@ -33,6 +32,9 @@ from downrange.model.topics import DLQ_PREFIX, TOOLS_GROUP, check_group_name, dl
 from downrange.protocol.bodies.send import SendMessageRequest, SendMessageResponse
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
+
+if TYPE_CHECKING:
+    from downrange.client.producer.producer import AsyncProducer
 
 PRODUCER_GROUP = "TOOLS_PRODUCER"
 CLOCK_SKEW_MILLIS = 60_000
@@ -208,6 +210,8 @@ class DeadLetters:
         `topic` they go there instead, and all its groups get them. Letters with an outcome in the journal are passed
         over; one without is looked for before it is sent, so that a job that died is continued by the same call.
         """
+        from downrange.client.producer.producer import AsyncProducer  # not for those who only look at letters
+
         producer = AsyncProducer(PRODUCER_GROUP, session=self._session)
         unmarked: dict[MessageQueue, int] = {}
         try:

@@ -10,15 +10,17 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from downrange.client.config import ClientConfig, ProducerConfig
-from downrange.client.producer.blocking.producer import Producer
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
 from downrange.model.message import Message
+
+if TYPE_CHECKING:
+    from downrange.client.producer.blocking.producer import Producer
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,8 @@ class PipelineReporter:
 
     def _send(self, status: PipelineStatus) -> None:
         if self._producer is None:
+            from downrange.client.producer.blocking.producer import Producer  # who only reads statuses does without it
+
             producer = Producer(PIPELINE_GROUP, self._namesrv, ProducerConfig(retry_times_when_send_failed=0))
             producer.start()
             self._producer = producer

@@ -67,7 +67,7 @@ class RouteChase:
             self._begin(topic)
 
     def changed(self, topic: str) -> None:
-        """Tell those who wait for another route that there is one."""
+        """Tell the sends that wait for another route that there is one."""
         self._paces.pop(topic, None)
         for waiter in self._waiting.pop(topic, ()):
             if not waiter.done():

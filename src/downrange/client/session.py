@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 import os
 import random
@@ -10,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+import msgspec
 
 from downrange.client.background_work import BackgroundWork
 from downrange.client.brokers import Broker, master_of, masters_of, reachable, sorted_brokers
@@ -22,11 +25,13 @@ from downrange.client.route_chase import RouteChase
 from downrange.client.silent_brokers import SilentBrokers
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
+from downrange.model.topics import is_system_topic
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.routes import (
     MASTER_ID,
     ClusterInfo,
     GetRouteInfoRequest,
+    TopicList,
     TopicRouteData,
 )
 from downrange.protocol.codes import RequestCode, ResponseCode
@@ -54,6 +59,9 @@ _OF_EVERY_NAMESRV: Final = (
     RequestCode.GET_BROKER_CLUSTER_INFO,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
 )
+# The body of requests to a name server that need none. Name servers ignore it. A web server whose address was given by
+# mistake would wait for the end of a line; after this one it answers, and the answer shows what it is.
+_BLANK_LINE: Final = b"\r\n\r\n"
 
 
 class Session:
@@ -180,6 +188,8 @@ class Session:
 
     async def ask_namesrv(self, command: Command) -> Command:
         """Ask the name server in use; when it cannot be reached, the next one that answers takes its place."""
+        if not command.body:
+            command = msgspec.structs.replace(command, body=_BLANK_LINE)
         problems = []
         for _ in self._namesrvs:
             try:
@@ -238,6 +248,13 @@ class Session:
         route = decode_body(TopicRouteData, reply.body_bytes)
         self._store_route(topic, route)
         return route
+
+    async def nearest_topic(self, topic: str) -> str | None:
+        """The name of a user's topic that a topic without a route was probably meant to be; None if it exists."""
+        reply = await self.ask_namesrv(request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        topics = decode_body(TopicList, reply.body_bytes).topic_list
+        near = difflib.get_close_matches(topic, [name for name in topics if not is_system_topic(name)], n=1)
+        return near[0] if near and near[0] != topic else None
 
     # --- routes that are kept fresh -------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Link(Protocol):
         """The requests that wait for their answers, by opaque."""
 
     def abort(self) -> None:
-        """Break the connection off: whoever waits for an answer gets ConnectionLost."""
+        """Break the connection off: all requests that wait for an answer get ConnectionLost."""
 
 
 Links = Callable[[str], Iterable[Link]]

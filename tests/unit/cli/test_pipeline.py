@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from downrange.cli import pipeline
+from downrange.cli import pipeline, pipeline_latest
 from downrange.spark.lake.lake import Lake
 from tests.support.lake_messages import commit, messages
 from tests.unit.cli.conftest import Command
@@ -47,6 +47,11 @@ def test_compact_and_check(command: Command, lake: Lake) -> None:
         (["archive", "{lake}", "orders", "--name", "a/b"], "'a/b' cannot name a pipeline"),
         (["archive", "{lake}", "orders", "--every", "0"], "expected more than 0"),
         (["archive", "{lake}", "orders", "--every", "nan"], "nan seconds between batches"),
+        (["archive", "ftp://nowhere/lake", "orders"], "cannot be at ftp://nowhere/lake"),
+        (["archive", "{lake}/topic=orders", "orders"], "is not a lake and not empty"),
+        (["archive", "{lake}", "orders", "--storage-option", "nonsense"], "'nonsense' is not key=value"),
+        (["latest", "ftp://nowhere/table", "orders"], "cannot be at ftp://nowhere/table"),
+        (["stats", "out", "--lake", "nowhere"], "is not a lake"),
         (["replay", "{lake}"], "say where to send: --to TOPIC, or --to-own"),
         (["replay", "{lake}", "--to", "a", "--to-own"], "say where to"),
         (["replay", "{lake}", "--to", "a/b"], "illegal characters"),
@@ -55,7 +60,10 @@ def test_compact_and_check(command: Command, lake: Lake) -> None:
         (["sql", "SELECT 1"], "the query has nothing to read"),
         (["sql", "SELECT 1", "--lake", "{lake}", "--output", "parquet"], "--output parquet and --to DIR go together"),
         (["sql", "SELECT 1", "--topic", "1=orders"], "'1' cannot be a view"),
+        (["sql", "SELECT 1", "--lake", "nowhere"], "is not a lake: it has no Delta table"),
         (["stats", "out"], "nothing to read"),
+        (["stats", "out", "--lake", "{lake}", "--window", "5 bananas"], "window '5 bananas': expected a number"),
+        (["stats", "{lake}/_delta_log/00000000000000000000.json", "--lake", "{lake}"], ".json: it is a file"),
         (["stats", "out", "--lake", "{lake}", "--pattern", "x"], "exclude each other"),
     ],
 )
@@ -63,7 +71,8 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     command: Command, lake: Lake, arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "spark_session", None)  # it must not come to that
+    for module in (pipeline, pipeline_latest):
+        monkeypatch.setattr(module, "spark_session", None)  # it must not come to that
     result = command("pipeline", *(argument.replace("{lake}", str(lake.location)) for argument in arguments))
     assert result.code == 2
     assert text in result.err
@@ -86,3 +95,20 @@ def test_without_java_it_says_so(command: Command, lake: Lake, monkeypatch: pyte
     result = command("pipeline", "sql", "SELECT 1", "--lake", str(lake.location))
     assert result.code == 2
     assert result.err == "downrange: Spark needs Java 17 or newer: install it, or set JAVA_HOME\n"
+
+
+def test_a_wrong_java_home_is_named(
+    command: Command, lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    result = command("pipeline", "sql", "SELECT 1", "--lake", str(lake.location))
+    assert result.code == 2
+    assert result.err == (
+        f"downrange: JAVA_HOME={tmp_path} has no bin/java: set it to the directory of Java 17 or newer, or unset it\n"
+    )
+
+
+def test_a_master_that_spark_does_not_know_is_refused(command: Command, lake: Lake) -> None:
+    result = command("pipeline", "sql", "SELECT 1", "--lake", str(lake.location), "--master", "nonsense")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+    assert result.err.startswith("downrange: --master nonsense: expected local, ")

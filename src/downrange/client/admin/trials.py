@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from downrange.client.config import ProducerConfig
 from downrange.client.consumer.allocation import Averagely, allocate
 from downrange.client.consumer.rebalance import readable_queues
-from downrange.client.producer.producer import AsyncProducer
 from downrange.client.session import Session
 from downrange.model.errors import MQError
 from downrange.model.message import Message, MessageQueue
@@ -37,6 +36,8 @@ class TrialAdmin:
 
     async def sends(self, topic: str, count: int, size: int) -> list[TriedSend]:
         """Send `count` messages of `size` bytes to a topic, one after the other, without further attempts."""
+        from downrange.client.producer.producer import AsyncProducer  # not for those who only ask a cluster
+
         config = ProducerConfig(retry_times_when_send_failed=0)
         tried = []
         async with AsyncProducer(TOOLS_GROUP, config=config, session=self._session) as producer:

@@ -62,7 +62,7 @@ class PushConsumer:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """See `AsyncPushConsumer.start`."""
+        """Join the group and begin to consume; `with` does this. Returns after the queues were shared out once."""
         with self._opening:
             if self._background is not None or self._process_id != os.getpid():
                 raise ClientClosed(f"the consumer {self.group} was started before; make a new one")
@@ -76,11 +76,17 @@ class PushConsumer:
         await self._consumer.start()
 
     def drain(self, timeout: float | None = None) -> bool:
-        """See `AsyncPushConsumer.drain`."""
+        """Pull and begin nothing more, wait for the callbacks that run, commit; whether all ended in time.
+
+        Messages that were pulled and not begun are left to the next consumer of the queue.
+        """
         return self._run(lambda consumer: consumer.drain(timeout))
 
     def close(self, timeout: float | None = None) -> None:
-        """See `AsyncPushConsumer.close`. The background thread ends with the last client of the process."""
+        """Drain, give the queues to other members, and leave the group.
+
+        Waits at most `timeout` seconds for callbacks. The background thread ends with the last client of the process.
+        """
         with self._opening:
             background = self._background
             if background is None or self._process_id != os.getpid():
@@ -99,7 +105,11 @@ class PushConsumer:
     # --- consuming ------------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, *, sql: str | None = None) -> None:
-        """See `AsyncPushConsumer.subscribe`."""
+        """Consume a topic: messages with tags of `A || B`, or messages that an SQL92 expression matches.
+
+        Replaces an earlier subscription to the topic. All members of a group must have equal subscriptions. May be
+        called before `start` and on a running consumer, where the change takes effect within a moment.
+        """
         with self._opening:
             if self._background is None:
                 self._early.append((topic, expression, sql))
@@ -111,7 +121,7 @@ class PushConsumer:
         self._run(lambda consumer: consumer.unsubscribe(topic))
 
     def pause(self) -> None:
-        """See `AsyncPushConsumer.pause`."""
+        """Pull nothing more for now; what was pulled is still consumed."""
         self._running().call_soon(self._consumer.pause)
 
     def resume(self) -> None:
@@ -140,7 +150,7 @@ class PushConsumer:
                 background.run(messages.aclose())
 
     def later(self, message: ReceivedMessage, delay_level: int = 0) -> None:
-        """See `AsyncPushConsumer.later`."""
+        """Say in a loop over messages that this one could not be handled: it is delivered again, after a delay."""
 
         async def call(consumer: AsyncPushConsumer) -> None:
             consumer.later(message, delay_level)
@@ -148,7 +158,12 @@ class PushConsumer:
         self._run(call)
 
     def reply(self, request: ReceivedMessage, body: bytes | ReplyMessage) -> bool:
-        """See `AsyncPushConsumer.reply`. For plain callbacks and loops."""
+        """Answer a message that was sent with `request`; whether the client that asked has the answer.
+
+        For loops and for callbacks that are not coroutines. False when the client is gone or waits no longer: then a
+        further delivery would not help. Raises NotARequest when nobody asked, and SendFailed when no broker took the
+        reply.
+        """
         return self._run(lambda consumer: consumer.reply(request, body))
 
     # --- the loop behind it ---------------------------------------------------------------------------------------

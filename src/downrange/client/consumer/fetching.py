@@ -105,7 +105,7 @@ class Fetching:
                 self.unsettled.add(held)
 
     def _let_fetch(self) -> None:
-        """There may be room again for those who rest."""
+        """Wake the queues whose fetching rests: there may be room for their messages again."""
         if self._resting and self.waiting <= self._config.pull_threshold_for_all:
             for held in self._resting:
                 held.may_fetch.set()

@@ -60,7 +60,11 @@ class LitePullConsumer:
         return await AsyncLitePullConsumer(self._group, self._client_config, self.config).start()
 
     def close(self, *, last_are_done: bool = True) -> None:
-        """See `AsyncLitePullConsumer.close`. Messages an iteration did not get to are left for the next consumer."""
+        """Stop fetching, commit, and leave the group, so that other members go on where this consumer was.
+
+        The messages handed out last count as done unless `last_are_done` is false. Messages that a loop did not get to
+        are left to the next consumer of their queue. Without `auto_commit` nothing is committed.
+        """
         with self._closing:
             background, consumer = self._background, self._consumer
             if background is None or consumer is None or self._process_id != os.getpid():
@@ -86,7 +90,11 @@ class LitePullConsumer:
     # --- calls of AsyncLitePullConsumer ---------------------------------------------------------------------------
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, *, sql: str | None = None) -> None:
-        """See `AsyncLitePullConsumer.subscribe`."""
+        """Read a topic together with the other members: all of it, tags `A || B`, or messages that `sql` matches.
+
+        Returns when the first share of queues is held, as far as brokers can be reached; more come and go as members
+        do. A topic that does not exist yet is looked for until it does.
+        """
         self._run(lambda consumer: consumer.subscribe(topic, expression, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
@@ -94,7 +102,7 @@ class LitePullConsumer:
         self._run(lambda consumer: consumer.unsubscribe(topic))
 
     def assign(self, queues: Iterable[MessageQueue], expression: str = SUB_ALL, *, sql: str | None = None) -> None:
-        """See `AsyncLitePullConsumer.assign`."""
+        """Read exactly these queues, whatever other consumers read. Replaces an earlier assignment."""
         self._run(lambda consumer: consumer.assign(queues, expression, sql=sql))
 
     @property
@@ -107,7 +115,10 @@ class LitePullConsumer:
         return self._run(lambda consumer: consumer.queues(topic))
 
     def poll(self, timeout: float | None = None, max_messages: int | None = None) -> list[ReceivedMessage]:
-        """See `AsyncLitePullConsumer.poll`."""
+        """Wait for the next messages of one queue, in order; an empty list when none came within `timeout` seconds.
+
+        The call also says that the messages handed out before are done. Raises when a broker refuses to serve a queue.
+        """
         return self._run(lambda consumer: consumer.poll(timeout, max_messages))
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
@@ -119,7 +130,7 @@ class LitePullConsumer:
                 yield self._in_hand.popleft()
 
     def commit(self) -> None:
-        """See `AsyncLitePullConsumer.commit`."""
+        """Commit everything handed out so far and wait for the answer of the brokers; raises CommitFailed."""
         self._run(lambda consumer: consumer.commit())
 
     def committed(self, queue: MessageQueue) -> int | None:

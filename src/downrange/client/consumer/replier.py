@@ -21,7 +21,7 @@ class Replier:
         return self._producer is not None
 
     async def reply(self, request: ReceivedMessage, body: bytes | ReplyMessage) -> bool:
-        """See `AsyncPushConsumer.reply`."""
+        """Answer a request by a producer that is started with the first answer; whether the asking client has it."""
         answer = body if isinstance(body, ReplyMessage) else reply_to(request, body)
         if self._producer is None:
             self._producer = AsyncProducer(INNER_PRODUCER_GROUP, session=self._session)

@@ -48,7 +48,7 @@ class SimpleConsumer:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """See `AsyncSimpleConsumer.start`."""
+        """Join the group; `with` does this. A consumer starts once."""
         with self._opening:
             if self._consumer is not None:
                 raise ClientClosed(f"the consumer {self._group} was started before; make a new one")
@@ -59,7 +59,10 @@ class SimpleConsumer:
         return await AsyncSimpleConsumer(self._group, self._client_config, self.config).start()
 
     def close(self) -> None:
-        """See `AsyncSimpleConsumer.close`. A `receive` of another thread that waits ends, and returns nothing."""
+        """Leave the group. A `receive` of another thread that waits ends, and returns nothing.
+
+        Messages that were received and not acknowledged come again when their invisible duration is over.
+        """
         with self._opening:
             background, consumer = self._background, self._consumer
             if background is None or consumer is None or self._process_id != os.getpid():
@@ -78,11 +81,15 @@ class SimpleConsumer:
     # --- calls of AsyncSimpleConsumer -----------------------------------------------------------------------------
 
     def subscribe(self, topic: str, expression: str = SUB_ALL, *, sql: str | None = None) -> None:
-        """See `AsyncSimpleConsumer.subscribe`."""
+        """Receive messages of a topic: all of them, those with tags of `A || B`, or those that `sql` matches.
+
+        Replaces an earlier subscription to the topic. All consumers of a group must have equal subscriptions. A topic
+        that does not exist yet is looked for by `receive`.
+        """
         self._run(lambda consumer: consumer.subscribe(topic, expression, sql=sql))
 
     def unsubscribe(self, topic: str) -> None:
-        """See `AsyncSimpleConsumer.unsubscribe`."""
+        """Receive messages of a topic no more."""
         self._run(lambda consumer: consumer.unsubscribe(topic))
 
     @property
@@ -96,23 +103,34 @@ class SimpleConsumer:
         invisible_duration: float | timedelta,
         await_duration: float | timedelta | None = None,
     ) -> list[PoppedMessage]:
-        """See `AsyncSimpleConsumer.receive`."""
+        """Lease up to `max_message_num` messages for `invisible_duration`, seconds or a timedelta.
+
+        Waits up to `await_duration` for a message; returns an empty list when none came. Topics and brokers take turns.
+        Raises when a broker refuses, and when no broker could be asked all the time.
+        """
         return self._run(lambda consumer: consumer.receive(max_message_num, invisible_duration, await_duration))
 
     def ack(self, message: PoppedMessage) -> None:
-        """See `AsyncSimpleConsumer.ack`."""
+        """Tell the broker that a message is done, and wait for its answer; the message does not come again.
+
+        Raises when no answer comes within `retry_seconds`; trying again does no harm. After the invisible duration the
+        broker still answers, but the message comes again.
+        """
         self._run(lambda consumer: consumer.ack(message))
 
     def ack_many(self, messages: Iterable[PoppedMessage]) -> None:
-        """See `AsyncSimpleConsumer.ack_many`."""
+        """Tell brokers that messages are done, with one request to each; raises AckFailed, which lists the others."""
         self._run(lambda consumer: consumer.ack_many(messages))
 
     def change_invisible_duration(self, message: PoppedMessage, invisible_duration: float | timedelta) -> None:
-        """See `AsyncSimpleConsumer.change_invisible_duration`."""
+        """Let a message come again so many seconds from now, unless it is acknowledged before; 0: at once.
+
+        `message.receipt_handle` is replaced: copies of the old one are void.
+        """
         self._run(lambda consumer: consumer.change_invisible_duration(message, invisible_duration))
 
     def forward_to_dead_letter_queue(self, message: PoppedMessage) -> None:
-        """See `AsyncSimpleConsumer.forward_to_dead_letter_queue`."""
+        """Give a message up: it goes to the dead letters of the group, and does not come again."""
         self._run(lambda consumer: consumer.forward_to_dead_letter_queue(message))
 
     # --- the loop behind it ---------------------------------------------------------------------------------------

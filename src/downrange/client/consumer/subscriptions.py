@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from downrange.client.errors import NoRoute
 from downrange.client.session import Session
 from downrange.model.errors import MessageError, MQError
 from downrange.model.subscription import SQL92, SUB_ALL, TAG, Subscription, subscribe
-from downrange.model.topics import RETRY_PREFIX, is_system_topic
+from downrange.model.topics import RETRY_PREFIX
 from downrange.protocol.bodies.body import decode_body, encode_body
 from downrange.protocol.bodies.groups import (
     CheckClientBody,
@@ -24,7 +23,6 @@ from downrange.protocol.bodies.groups import (
     ConsumerGroupRequest,
     ConsumeType,
 )
-from downrange.protocol.bodies.routes import TopicList
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 from downrange.protocol.errors import NoPermission, RequestCodeNotSupported
@@ -60,6 +58,9 @@ class Subscriptions:
 
     def new(self, topic: str, expression: str, sql: str | None) -> Subscription:
         """A new subscription by tags `A || B` or by `sql`, not in the table yet; raises MessageError."""
+        if not isinstance(expression, str):
+            kind = type(expression).__name__  # type: ignore[unreachable]  # callers without types
+            raise MessageError(f"tags are a text such as 'A || B', not a {kind}; a consumer is made with its callback")
         if sql is not None and not sql.strip():
             raise MessageError("the SQL expression is blank")
         if sql is not None and expression != SUB_ALL:
@@ -95,12 +96,10 @@ class Subscriptions:
     async def _missing_text(self, topic: str) -> str:
         text = f"group {self._group} waits for the topic {topic}, which does not exist yet"
         try:
-            reply = await self._session.ask_namesrv(request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
-            topics = decode_body(TopicList, reply.body_bytes).topic_list
+            near = await self._session.nearest_topic(topic)
         except MQError:
             return text
-        near = difflib.get_close_matches(topic, [name for name in topics if not is_system_topic(name)], n=1)
-        return f"{text}; did you mean {near[0]}?" if near else text
+        return f"{text}; did you mean {near}?" if near is not None else text
 
     async def compare(self) -> None:
         """Warn if the members of this group subscribe differently: then each of them loses messages.

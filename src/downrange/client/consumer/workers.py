@@ -1,4 +1,4 @@
-"""Who calls the callback: threads for plain functions, tasks for async ones."""
+"""The workers that call the callback: threads for plain functions, tasks for async ones."""
 
 from __future__ import annotations
 

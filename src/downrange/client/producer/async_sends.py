@@ -47,7 +47,7 @@ class AsyncSends:
         selector: Selector | None,
         timeout: float | None,
     ) -> asyncio.Future[SendResult]:
-        """See `AsyncProducer.send_async`."""
+        """Start a send in the background; raises TooManySends when `max_async_sends` are on their way."""
         if len(self._futures) >= self._most:
             raise TooManySends(
                 f"{len(self._futures)} asynchronous sends are on their way, max_async_sends is {self._most}: "

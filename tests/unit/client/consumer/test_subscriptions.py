@@ -37,6 +37,11 @@ async def test_a_blank_expression_is_refused(session: Session, sql: str) -> None
         Subscriptions(session, "billing").new("orders", "*", sql)
 
 
+async def test_a_callback_in_the_place_of_tags_is_refused(session: Session) -> None:
+    with pytest.raises(MessageError, match="not a function; a consumer is made with its callback"):
+        Subscriptions(session, "billing").new("orders", lambda message: None, None)  # type: ignore[arg-type]
+
+
 async def test_brokers_are_told_of_a_version_before_pulls_name_it(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,7 +138,11 @@ class Producer:
         selector: Selector | None = None,
         timeout: float | None = None,
     ) -> SendResult:
-        """See `AsyncProducer.send`."""
+        """Send and wait until a broker has the message. Others are tried after a failure, all within `timeout` seconds.
+
+        A message with a sharding key, or sent with a `queue` or a `selector`, goes to that queue or nowhere. Raises
+        SendFailed when no broker took the message.
+        """
         background, producer = self._running()
         background.refuse_its_own_thread()
         assert self._direct is not None
@@ -165,7 +169,10 @@ class Producer:
         selector: Selector | None = None,
         timeout: float | None = None,
     ) -> concurrent.futures.Future[SendResult]:
-        """See `AsyncProducer.send_async`. Waits for room when `max_async_sends` are on their way.
+        """Send in the background. The result is the future's, and the callback's if one is given.
+
+        Waits for room when `max_async_sends` are on their way. As in RocketMQ only failures of the connection are
+        retried, on the same broker; a refusal by a broker is final.
 
         The callback runs on the background thread and must not block it.
         """
@@ -203,18 +210,26 @@ class Producer:
     def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, selector: Selector | None = None
     ) -> None:
-        """See `AsyncProducer.send_oneway`."""
+        """Send once and do not wait for an answer: fast, but the loss of a message goes unnoticed."""
         self._run(lambda producer: producer.send_oneway(message, queue=queue, selector=selector))
 
     def send_all(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[SendResult | MQError]:
-        """See `AsyncProducer.send_all`."""
+        """Send messages side by side, each as `send` would, and wait for all: the result or error of each, in order.
+
+        An error of one message does not keep back the others. No more than a thousand are on their way at once,
+        `timeout` for each. Messages of one sharding key are sent in their order.
+        """
         given = tuple(messages)  # here: iterating over them must not hold up the event loop
         return self._run(lambda producer: producer.send_all(given, timeout=timeout))
 
     def send_batch(
         self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
     ) -> list[SendResult]:
-        """See `AsyncProducer.send_batch`."""
+        """Send messages of one topic, few requests for many messages; one result for each, in order.
+
+        More than `max_message_size` goes in several requests, one after the other, `timeout` for each. When one fails,
+        the SendFailed carries the results of the requests before it as `stored`.
+        """
         return self._run(lambda producer: producer.send_batch(messages, queue=queue, timeout=timeout))
 
     def request(
@@ -225,11 +240,18 @@ class Producer:
         selector: Selector | None = None,
         timeout: float = REQUEST_SECONDS,
     ) -> Reply:
-        """See `AsyncProducer.request`."""
+        """Send a request and wait for the reply of its consumer, all within `timeout` seconds.
+
+        Raises ReplyTimedOut; the request may still have been carried out, or be carried out later.
+        """
         return self._run(lambda producer: producer.request(message, queue=queue, selector=selector, timeout=timeout))
 
     def recall(self, handle: str, *, timeout: float | None = None) -> str:
-        """See `AsyncProducer.recall`."""
+        """Recall a timer message that is not due yet; `handle` is the `recall_handle` of its result. Returns its id.
+
+        Raises BrokerError when the message is due already, or when `recallMessageEnable` is off. The broker does not
+        tell whether the message was recalled before. In the last tick before its time it may come all the same.
+        """
         return self._run(lambda producer: producer.recall(handle, timeout=timeout))
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:

@@ -67,7 +67,11 @@ class TransactionProducer(Producer):
         check_immunity_seconds: int | None = None,
         timeout: float | None = None,
     ) -> TransactionResult:
-        """See `AsyncTransactionProducer.send_in_transaction`."""
+        """Send the half message, run `execute` in this thread, tell the broker how it ended.
+
+        Raises only when the half message could not be sent; then `execute` was not called. An exception of `execute`
+        becomes the `error` of the result, whose state is UNKNOWN: the check must find out whether the work was done.
+        """
         if is_async(execute):
             return self._transact(
                 lambda producer: producer.send_in_transaction(
@@ -89,7 +93,10 @@ class TransactionProducer(Producer):
         check_immunity_seconds: int | None = None,
         timeout: float | None = None,
     ) -> HalfSent:
-        """See `AsyncTransactionProducer.send_half`."""
+        """Send a half message. `end` must follow, here or in another process; otherwise the broker asks how it ended.
+
+        `check_immunity_seconds` is how long the broker waits before it asks; its own setting if not given.
+        """
         return self._transact(
             lambda producer: producer.send_half(
                 message, queue, check_immunity_seconds=check_immunity_seconds, timeout=timeout
@@ -105,7 +112,11 @@ class TransactionProducer(Producer):
         confirm: bool = False,
         remark: str | None = None,
     ) -> None:
-        """See `AsyncTransactionProducer.end`."""
+        """Tell the broker how a transaction ended.
+
+        Waits for no answer, as RocketMQ's clients do, unless `confirm` is set. With `confirm` a BrokerError says that
+        the broker does not know the half message, or that the transaction ended before.
+        """
         self._transact(
             lambda producer: producer.end(half, state, from_check=from_check, confirm=confirm, remark=remark)
         )
