@@ -13,19 +13,20 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "scorecard.md"
 
 _HEAD: Final = """# Scorecard: faults survived
 
-Real processes on a real kernel are broken in thirteen ways while real clients work. Rows with clients end with the
-history checker of [the simulation](simulation.md#checks): every acknowledged send is read after the drain,
-nothing is read that was not sent, one offset holds one message, order is kept. This page is generated from the results
-of the runs (`tests/chaos/results/*.json`) by `python -m tests.chaos.scorecard`; figures are sums of all rounds so far.
+These tests break real processes on a real kernel in thirteen ways while real clients work. Each row is one way. A row
+with clients ends with the history checker of [the simulation](simulation.md#checks). The checker wants that every
+acknowledged send is read after the drain, that nothing is read that was not sent, that one offset holds one message,
+and that order is kept. `python -m tests.chaos.scorecard` makes this page from the results of the runs
+(`tests/chaos/results/*.json`). Figures are sums of all rounds so far.
 
-`make chaos` runs all rows for an hour, `make chaos ROWS="1 7" MINUTES=10` some of them, and `SCALE=0.01` stops at a
-hundredth of the asked figures. Each run goes on where the last one ended (`FRESH=1` begins anew). A row that found
-something wrong stops and keeps it with the seed of the round; the exit code is then 1. `python -m tests.chaos 7 --seed
-4711` plays one round of a row with a seed. Up to eight rounds of a row run side by side, because most of them wait for
-most of their time. Rows 2, 3 and 8 need root, rows 2 and 3 also `mkfs.xfs`.
+`make chaos` runs all rows for an hour. `make chaos ROWS="1 7" MINUTES=10` runs two of them for ten minutes.
+`SCALE=0.01` stops at a hundredth of the asked figures. Each run goes on where the last one ended; `FRESH=1` begins
+anew. When a row finds something wrong, it stops and records the fault with the seed of the round. The exit code is then
+1. `python -m tests.chaos 7 --seed 4711` plays one round of row 7 with a seed. Up to eight rounds of a row run side by
+side, because a round mostly waits. Rows 2, 3 and 8 need root. Rows 2 and 3 also need `mkfs.xfs`.
 """
 _TAIL: Final = """
-*Long run* is the time that the asked figure would take at the pace of the runs so far, on the machine named below.
+*Long run* is the time to reach the asked figure at the pace of the runs so far, on the machine named below.
 
 ## Rounds, row by row
 """
@@ -36,9 +37,7 @@ def page(directory: Path = RESULTS) -> str:
     lines = [_HEAD, "| # | fault | promise | asked | reached | wrong | long run |", "|---|---|---|---|---|---|---|"]
     lines += [_line(row, result) for row, result in results]
     lines.append(_TAIL)
-    lines += [
-        f"{row.number}. {row.how[0].upper()}{row.how[1:]}. {_measured(result)}".rstrip() for row, result in results
-    ]
+    lines += [_how(row, result) for row, result in results]
     if wrong := [(row, text) for row, result in results for text in result.faults]:
         lines += ["", "## Faults found", ""]
         lines += [f"- row {row.number}: {text.splitlines()[0][:300]}" for row, text in wrong]
@@ -75,7 +74,8 @@ def _measured(result: Result) -> str:
     if not others:
         return ""
     told = ", ".join(f"{name} {figure:,.10g}" for name, figure in others.items())
-    return f"In {result.rounds} rounds and {result.seconds:,.0f} s: {told}."
+    rounds = "1 round" if result.rounds == 1 else f"{result.rounds} rounds"
+    return f"In {rounds} and {result.seconds:,.0f} s: {told}."
 
 
 def _machine(result: Result) -> str:

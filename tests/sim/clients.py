@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from itertools import count
 from typing import Any
@@ -47,6 +46,11 @@ class Client:
         self.chance = random.Random(f"{world.seed} {name}")
         self.is_wanted = True
         """False: the program ends as soon as it can."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a producer that is not wanted any more has messages under way."""
+        return self.is_alive
 
     @property
     def is_alive(self) -> bool:
@@ -95,7 +99,7 @@ class Producer(Client):
     async def main(self) -> None:
         async with self.session() as session, AsyncProducer(f"group-{self.name}", session=session) as producer:
             while self.is_wanted:
-                await asyncio.sleep(self.chance.expovariate(2.0))
+                await self.machine.clock.sleep(self.chance.expovariate(2.0))
                 topic = self.chance.choice((EVENTS, ORDERS))
                 message_id = f"m{next(self.numbers)}"
                 body = f"{message_id} ".encode() * self.chance.choice((1, 5, 200))
@@ -129,17 +133,24 @@ class Payer(Client):
     def __init__(self, world: World, name: str, namesrv: tuple[str, ...]) -> None:
         super().__init__(world, name, namesrv)
         self.decisions = {}
+        self._has_ended = False
 
     async def main(self) -> None:
         async with (
             self.session() as session,
             AsyncTransactionProducer("payers", check=self._check, topics=[PAYMENTS], session=session) as producer,
         ):
+            self._has_ended = False
             while self.is_wanted:
-                await asyncio.sleep(self.chance.expovariate(1.0))
+                await self.machine.clock.sleep(self.chance.expovariate(1.0))
                 await self._pay(producer, f"t{next(Producer.numbers)}")
+            self._has_ended = True
             while True:  # to be asked about what has not ended yet
-                await asyncio.sleep(10)
+                await self.machine.clock.sleep(10)
+
+    @property
+    def is_busy(self) -> bool:
+        return not self._has_ended
 
     async def _pay(self, producer: AsyncTransactionProducer, message_id: str) -> None:
         body = f"{message_id} ".encode() * 5
@@ -150,7 +161,7 @@ class Payer(Client):
             if half.is_safe:
                 queue = f"{half.result.queue.broker_name}/{half.result.queue.queue_id}"
                 self.world.record("half", "ok", **known, queue=queue, offset=half.result.queue_offset)
-            await asyncio.sleep(self.chance.expovariate(5.0))
+            await self.machine.clock.sleep(self.chance.expovariate(5.0))
             state = self._decide(message_id) if half.is_safe else LocalTransactionState.ROLLBACK
             return None if self.chance.random() < 0.2 else state
 
@@ -197,7 +208,7 @@ class Consumer(Client):
                 await consumer.subscribe(topic)
             async with consumer:
                 while self.is_wanted:
-                    await asyncio.sleep(1)
+                    await self.machine.clock.sleep(1)
 
     async def _consume(self, message: ReceivedMessage) -> Later | None:
         place = message.queue
@@ -217,7 +228,7 @@ class Consumer(Client):
             self.world.record("consume", "begin", **where)
         self.world.record("read", "ok", **where, id=message.keys[0], crc=checksum(message.body))
         if self.chance.random() < 0.3:
-            await asyncio.sleep(self.chance.expovariate(10.0))
+            await self.machine.clock.sleep(self.chance.expovariate(10.0))
         if self.is_orderly:
             self.world.record("consume", "end", **where)
         return Later(delay_level=1) if self.fails and self.chance.random() < 0.03 else None
@@ -241,11 +252,11 @@ class Popper(Client):
                 try:
                     for message in await consumer.receive(8, INVISIBLE_SECONDS):
                         self._record(message)
-                        await asyncio.sleep(self.chance.expovariate(20.0))
+                        await self.machine.clock.sleep(self.chance.expovariate(20.0))
                         if not self.fails or self.chance.random() < 0.95:
                             await consumer.ack(message)
                 except MQError:
-                    await asyncio.sleep(1)
+                    await self.machine.clock.sleep(1)
 
     def _record(self, message: PoppedMessage) -> None:
         place = message.queue

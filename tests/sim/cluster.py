@@ -31,6 +31,7 @@ from tests.sim.world import World
 
 DRAIN_SECONDS = 300.0
 LOOK_SECONDS = 0.5
+SETTLE_SECONDS = 5.0
 OPERATOR_SECONDS = 5.0
 
 
@@ -109,12 +110,13 @@ class Cluster:
             node.start()
         for producer in self.producers:
             producer.is_wanted = False
-        await asyncio.sleep(20)  # delays, checks of transactions, time-outs
+        while any(producer.is_busy for producer in self.producers):
+            await asyncio.sleep(LOOK_SECONDS)
         consumers: list[Consumer | Popper] = [*self.consumers, *self.poppers, self.auditor]
         for consumer in consumers:
             consumer.fails = False
         self.auditor.start()
-        await asyncio.sleep(20)
+        await asyncio.sleep(SETTLE_SECONDS)
         end = loop.time() + DRAIN_SECONDS
         while left := self._left():
             if loop.time() > end:
@@ -148,6 +150,8 @@ class Cluster:
             for master in self.masters:
                 if master.running is None:
                     return f"{master.name} does not run"
+                if delayed := master.waiting_messages:
+                    return f"{delayed} delayed messages at {master.name}"
                 if halves := master.running.transactions._half_messages.waiting.total():
                     return f"{halves} transactions at {master.name}"
                 for topic in (*topics, RETRY_PREFIX + group):

@@ -32,6 +32,8 @@ class Disk:
         self._safe_bytes: dict[int, bytes] = {}
         self._safe_names: set[str] = set()
         self._safe_tables: dict[str, bytes] = {}
+        self._read: dict[tuple[int, int], bytes] = {}
+        """The tables at the last sync of their directory, by the number and the time of their files."""
         self.fails_to_sync = False
         self.is_full = False
         self.was_faulty = False
@@ -56,10 +58,20 @@ class Disk:
 
     def names_synced(self, path: Path) -> None:
         self.may_sync()
-        self._safe_names.update(str(one) for one in Path(path).iterdir())
+        self._safe_names.update(entry.path for entry in os.scandir(path))
         self._safe_names.add(str(path))
         if Path(path).name == "config":
-            self._safe_tables = {one.name: one.read_bytes() for one in Path(path).iterdir()}
+            self._safe_tables = self._read_tables(path)
+
+    def _read_tables(self, path: Path) -> dict[str, bytes]:
+        """The files of a directory, each read once: a table is never changed, only replaced."""
+        tables, read = {}, {}
+        for entry in os.scandir(path):
+            status = entry.stat()
+            number = (status.st_ino, status.st_mtime_ns)
+            read[number] = tables[entry.name] = self._read.get(number) or Path(entry.path).read_bytes()
+        self._read = read
+        return tables
 
     def all_synced(self) -> None:
         for path in sorted(self.root.rglob("*")):

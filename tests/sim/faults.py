@@ -144,10 +144,10 @@ class Players:
         process = node.process
         if process is None:
             return lambda: None
-        process.pause_seconds = fault.amount
+        process.pause(fault.amount)
 
         def undo() -> None:
-            process.pause_seconds = 0.0
+            process.pause(0.0)
 
         return undo
 

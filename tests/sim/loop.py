@@ -7,12 +7,14 @@ that was killed are dropped, those of a stopped one wait until it goes on, those
 from __future__ import annotations
 
 import asyncio
-import heapq
 import random
-from asyncio import Handle, TimerHandle
+import sys
+import threading
+from asyncio import events
 from collections import deque
-from collections.abc import Callable
-from contextvars import Context
+from collections.abc import Callable, Generator
+from contextvars import Context, copy_context
+from heapq import heappop, heappush
 from typing import Any, Final
 
 from tests.sim.process import CURRENT, Process, State
@@ -25,6 +27,25 @@ LONGEST_STEP_SECONDS: Final = 2e-3
 
 class NothingToDo(RuntimeError):
     """Every task waits for something that will never come."""
+
+
+class Handle:
+    """A callback that waits for its turn. It stands for `asyncio.Handle`, which takes twice as long to make and run."""
+
+    __slots__ = ("args", "callback", "context", "is_cancelled")
+
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context) -> None:
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        """It is dropped when its turn comes."""
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -49,7 +70,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- when callbacks run -------------------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> Handle:  # type: ignore[override]
-        handle = Handle(callback, args, self, context)
+        handle = Handle(callback, args, copy_context() if context is None else context)
         self._soon.append(handle)
         return handle
 
@@ -57,40 +78,63 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> TimerHandle:
-        handle = TimerHandle(when, callback, args, self, context)
-        self._put(when, handle)
+    ) -> Handle:
+        handle = Handle(callback, args, copy_context() if context is None else context)
+        self._count += 1
+        heappush(self._timers, (when, self._count, handle))
         return handle
 
-    def _timer_handle_cancelled(self, handle: TimerHandle) -> None:
-        """A timer that was cancelled is dropped when its time comes."""
-
-    def _put(self, when: float, handle: Handle) -> None:
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> Handle:
+        handle = Handle(callback, args, copy_context() if context is None else context)
         self._count += 1
-        heapq.heappush(self._timers, (when, self._count, handle))
+        heappush(self._timers, (self._now + delay, self._count, handle))
+        return handle
 
-    def _run_once(self) -> None:
+    def run_forever(self) -> None:
+        hooks = sys.get_asyncgen_hooks()
+        self._thread_id = threading.get_ident()
+        sys.set_asyncgen_hooks(self._asyncgen_firstiter_hook, self._asyncgen_finalizer_hook)  # type: ignore[attr-defined]
+        events._set_running_loop(self)
+        try:
+            while not self._stopping:  # type: ignore[has-type]
+                self._turn()
+        finally:
+            self._stopping = False
+            self._thread_id = None  # type: ignore[assignment]
+            events._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+
+    def _turn(self) -> None:
         timers, soon = self._timers, self._soon
-        while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
+        while timers and timers[0][2].is_cancelled:
+            heappop(timers)
         if not soon:
             if not timers:
                 raise NothingToDo(f"no task can go on at {self._now:.3f} s")
             self._now = max(self._now, timers[0][0])
         now = self._now
         while timers and timers[0][0] <= now:
-            soon.append(heapq.heappop(timers)[2])
+            soon.append(heappop(timers)[2])
         for _ in range(len(soon)):
             handle = soon.popleft()
-            if handle._cancelled:
+            if handle.is_cancelled:
                 continue
-            process = handle._context.get(CURRENT)  # type: ignore[attr-defined]
-            if process is None or (process.state is State.RUNNING and process.pause_seconds == 0.0):
-                self.callbacks += 1
-                handle._run()
+            process = handle.context.get(CURRENT)
+            if process is None or process.is_at_full_speed:
+                self._run(handle)
             else:
                 self._hold_up(process, handle)
         self._now += TURN_SECONDS
+
+    def _run(self, handle: Handle) -> None:
+        self.callbacks += 1
+        try:
+            handle.context.run(handle.callback, *handle.args)
+        except Exception as error:
+            told = {"message": f"error in {handle.callback}", "exception": error}
+            handle.context.run(self.call_exception_handler, told)
 
     def _hold_up(self, process: Process, handle: Handle) -> None:
         """A callback of a process that does not run at full speed."""
@@ -98,16 +142,15 @@ class SimLoop(asyncio.BaseEventLoop):
             process.held.append(handle)
         elif process.state is State.RUNNING:
             process.free_at = max(process.free_at, self._now) + process.pause_seconds
-            self._put(process.free_at, Handle(self._run_late, (process, handle), self, self._no_process))
+            self.call_at(process.free_at, self._run_late, process, handle, context=self._no_process)
 
     def _run_late(self, process: Process, handle: Handle) -> None:
-        if handle._cancelled or process.state is State.DEAD:
+        if handle.is_cancelled or process.state is State.DEAD:
             return
         if process.state is State.STOPPED:
             process.held.append(handle)
         else:
-            self.callbacks += 1
-            handle._run()
+            self._run(handle)
 
     # --- what asyncio asks of a loop ----------------------------------------------------------------------------
 
@@ -142,3 +185,80 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """There is only one thread."""
+
+
+class Sleep:
+    """A future that is done after some seconds.
+
+    The loop calls whoever waits for it when the time has come. `asyncio.sleep` takes a coroutine, a future and another
+    turn of the loop for that.
+    """
+
+    __slots__ = ("_asyncio_future_blocking", "_callbacks", "_ends_at", "_handle", "_is_cancelled", "_loop", "_number")
+
+    def __init__(self, loop: SimLoop, seconds: float) -> None:
+        self._loop = loop
+        self._asyncio_future_blocking = False
+        self._callbacks: list[tuple[Callable[[Any], Any], Context]] = []
+        self._is_cancelled = False
+        self._ends_at = ends_at = loop._now + seconds
+        self._handle = handle = Handle(self._tell, (), copy_context())
+        self._number = loop._count = loop._count + 1
+        heappush(loop._timers, (ends_at, self._number, handle))
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __await__(self) -> Generator[Sleep, None, None]:
+        if not self.done():
+            self._asyncio_future_blocking = True
+            yield self
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+
+    def get_loop(self) -> SimLoop:
+        return self._loop
+
+    def done(self) -> bool:
+        return self._is_cancelled or self._loop._now >= self._ends_at
+
+    def cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def result(self) -> None:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+
+    exception = result
+
+    def cancel(self, msg: object = None) -> bool:
+        if self.done():
+            return False
+        self._is_cancelled = True
+        self._handle.cancel()
+        self._tell()
+        return True
+
+    def add_done_callback(self, callback: Callable[[Any], Any], *, context: Context | None = None) -> None:
+        context = copy_context() if context is None else context
+        if self.done():
+            self._loop.call_soon(callback, self, context=context)
+            return
+        self._callbacks.append((callback, context))
+        handle = self._handle
+        if len(self._callbacks) == 1:  # the timer may call the only one who waits
+            handle.callback, handle.args, handle.context = callback, (self,), context
+        else:
+            handle.callback, handle.args = self._tell, ()
+
+    def remove_done_callback(self, callback: Callable[[Any], Any]) -> int:
+        kept = [one for one in self._callbacks if one[0] != callback]
+        removed = len(self._callbacks) - len(kept)
+        self._callbacks = kept
+        self._handle.callback, self._handle.args = self._tell, ()
+        return removed
+
+    def _tell(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback, context in callbacks:
+            self._loop.call_soon(callback, self, context=context)

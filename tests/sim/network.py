@@ -112,7 +112,9 @@ class SimTransport(asyncio.Transport):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._is_closing and len(data):
             self._unsent += len(data)
-            self._post(bytes(data))
+            self._outbox.append(bytes(data))
+            if not self._is_on_way:
+                self.send_outbox()
             if self._unsent > self._high and not self._is_full:
                 self._is_full = True
                 self._protocol.pause_writing()  # type: ignore[union-attr]
@@ -135,7 +137,7 @@ class SimTransport(asyncio.Transport):
         """Put what is waiting on its way, unless the direction is blocked or something is on its way already."""
         network = self.network
         here, there = self.process.machine, self.peer.process.machine
-        if self._outbox and not self._is_on_way and not network.is_blocked(here, there):
+        if self._outbox and not self._is_on_way and (here, there) not in network.blocked:
             self._is_on_way = True
             network.loop.call_later(network.latency(), self._arrive, context=network.context)
 
@@ -149,14 +151,17 @@ class SimTransport(asyncio.Transport):
             if not self.is_lost and items[-1] is not RESET:
                 peer._post(RESET)
             return
-        self.network.loop.call_soon(peer._take, items, context=peer.context)
+        if peer.process.is_at_full_speed:
+            peer.context.run(peer._take, items)
+        else:
+            self.network.loop.call_soon(peer._take, items, context=peer.context)
 
     def _read(self, size: int) -> None:
         """The peer has read so many bytes."""
         self._unsent -= size
         if self._is_full and self._unsent <= self._low and not self.is_lost:
             self._is_full = False
-            self._protocol.resume_writing()  # type: ignore[union-attr]
+            self.network.loop.call_soon(self._protocol.resume_writing, context=self.context)  # type: ignore[union-attr]
 
     # --- receiving ----------------------------------------------------------------------------------------------
 
@@ -172,6 +177,11 @@ class SimTransport(asyncio.Transport):
             self._take([])
 
     def _take(self, items: list[Any]) -> None:
+        if len(items) == 1 and type(items[0]) is bytes and not self._inbox and self._is_open:
+            data = items[0]
+            self.peer._read(len(data))
+            self._feed(data)
+            return
         self._inbox += items
         while self._inbox and not self._is_paused and not self.is_lost and self._protocol is not None:
             if self._is_closing:
@@ -184,17 +194,22 @@ class SimTransport(asyncio.Transport):
             if size:
                 data = b"".join(self._inbox[:size])
                 del self._inbox[:size]
-                peer = self.peer
-                self.network.loop.call_soon(peer._read, len(data), context=peer.context)
+                self.peer._read(len(data))
                 self._feed(data)
             else:
                 self._end(self._inbox.pop(0))
 
+    @property
+    def _is_open(self) -> bool:
+        """Whether the protocol takes bytes now."""
+        return not (self._is_paused or self._is_closing or self.is_lost or self._protocol is None)
+
     def _feed(self, data: bytes) -> None:
         protocol = self._protocol
-        cut = self.network.chance.randrange(len(data)) if self.network.chance.random() < 0.02 else 0
-        for part in (data[:cut], data[cut:]):
-            if not part or self.is_lost:
+        chance = self.network.chance
+        cut = chance.randrange(len(data)) if chance.random() < 0.02 else 0
+        for part in (data[:cut], data[cut:]) if cut else (data,):
+            if self.is_lost:
                 continue
             if isinstance(protocol, asyncio.BufferedProtocol):
                 rest = memoryview(part)
@@ -275,7 +290,7 @@ class Network:
         self.machines: dict[str, Machine] = {}
         self.transports: dict[SimTransport, None] = {}
         self.typical_seconds = 0.0005
-        self._blocked: dict[tuple[Machine, Machine], None] = {}
+        self.blocked: dict[tuple[Machine, Machine], None] = {}
         self._healed: asyncio.Future[None] = loop.create_future()
         self._ports = FIRST_FREE_PORT
 
@@ -296,14 +311,14 @@ class Network:
     # --- faults -------------------------------------------------------------------------------------------------
 
     def is_blocked(self, source: Machine, target: Machine) -> bool:
-        return (source, target) in self._blocked
+        return (source, target) in self.blocked
 
     def block(self, source: Machine, target: Machine) -> None:
         """From now on nothing gets from one machine to another; what is on its way still arrives."""
-        self._blocked[source, target] = None
+        self.blocked[source, target] = None
 
     def unblock(self, source: Machine, target: Machine) -> None:
-        if self._blocked.pop((source, target), 0) is None:
+        if self.blocked.pop((source, target), 0) is None:
             for transport in list(self.transports):
                 transport.send_outbox()
             healed, self._healed = self._healed, self.loop.create_future()

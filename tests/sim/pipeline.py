@@ -108,6 +108,9 @@ class Pipeline(Client):
             if end == start:
                 return False
             kept.ends.append(end)
+            for queue, stop in from_json(end).items():
+                place = f"{queue.broker_name}/{queue.queue_id}"
+                self.world.record("plan", "ok", group=PIPELINE, topic=queue.topic, queue=place, offset=stop - 1)
             turns.sleep(self.chance.expovariate(1 / STEP_SECONDS))
         rows = list(self._read(reader, start, kept.ends[kept.done]))
         turns.sleep(self.chance.expovariate(1 / STEP_SECONDS))

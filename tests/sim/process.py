@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio import Handle
 from collections.abc import Coroutine
 from contextvars import Context, ContextVar, copy_context
 from enum import Enum
@@ -11,7 +10,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tests.sim.loop import SimLoop
+    from tests.sim.loop import Handle, SimLoop, Sleep
 
 EPOCH_MILLIS: Final = 1_700_000_000_000
 
@@ -26,11 +25,11 @@ class State(Enum):
 class Machine:
     """A host with an address and a wall clock of its own."""
 
-    def __init__(self, name: str, address: str, loop: SimLoop) -> None:
+    def __init__(self, name: str, address: str, clock: SimClock) -> None:
         self.name = name
         self.address = address
         self.is_up = True
-        self.clock = SimClock(loop)
+        self.clock = clock
         self.ports = count(10_000)
 
     def __repr__(self) -> str:
@@ -40,18 +39,19 @@ class Machine:
 class SimClock:
     """A machine's clock: `step_millis` is how far its wall clock is from the true time."""
 
-    def __init__(self, loop: SimLoop) -> None:
+    def __init__(self, loop: SimLoop, sleep: type[Sleep]) -> None:
         self._loop = loop
+        self._sleep = sleep
         self.step_millis = 0
 
     def now(self) -> int:
-        return EPOCH_MILLIS + self.step_millis + int(self._loop.time() * 1000)
+        return EPOCH_MILLIS + self.step_millis + int(self._loop._now * 1000)
 
     def monotonic(self) -> float:
-        return self._loop.time()
+        return self._loop._now
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    def sleep(self, seconds: float) -> Any:
+        return self._sleep(self._loop, seconds)
 
 
 class Process:
@@ -66,6 +66,7 @@ class Process:
         self.state = State.RUNNING
         self.pause_seconds = 0.0
         """A slow process pauses so long before every callback."""
+        self.is_at_full_speed = True
         self.free_at = 0.0
         """A slow process has done all that came before by this time."""
         self.held: list[Handle] = []
@@ -82,11 +83,20 @@ class Process:
 
     def stop(self) -> None:
         if self.state is State.RUNNING:
-            self.state = State.STOPPED
+            self._be(State.STOPPED)
+
+    def _be(self, state: State) -> None:
+        self.state = state
+        self.is_at_full_speed = state is State.RUNNING and self.pause_seconds == 0.0
+
+    def pause(self, seconds: float) -> None:
+        """From now on pause so long before every callback."""
+        self.pause_seconds = seconds
+        self._be(self.state)
 
     def go_on(self) -> None:
         if self.state is State.STOPPED:
-            self.state = State.RUNNING
+            self._be(State.RUNNING)
             held, self.held = self.held, []
             for handle in held:
                 self._loop._soon.append(handle)
@@ -94,7 +104,7 @@ class Process:
     def kill(self) -> None:
         """End at once. Its tasks are kept: one that is collected would run its `finally` blocks."""
         self._loop.kept.append(asyncio.all_tasks(self._loop))
-        self.state = State.DEAD
+        self._be(State.DEAD)
         self.held.clear()
 
 

@@ -13,13 +13,15 @@ import random
 import sys
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from downrange.broker import admission
 from downrange.broker import app as broker_app
+from downrange.broker.pop import revival
 from downrange.broker.replication import master, slave
-from downrange.broker.services import flushing
+from downrange.broker.services import delay, flushing
 from downrange.client import session, silent_brokers, unique_id
 from downrange.client.producer import probing
 from downrange.store.files import OS_FILES, OsFiles
@@ -31,10 +33,13 @@ from tests.sim.loop import SimLoop
 from tests.sim.network import Listening, Network, SimAcceptor
 from tests.sim.process import CURRENT, current
 
-FLOW_TICK_SECONDS = 1.0
+FLOW_TICK_SECONDS = 30.0
 """The broker measures every 10 ms how late its loop is. A simulated loop is late only while its process is stopped."""
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 1.0
 """Services that look every 0.1 to 0.25 s whether something took too long look as often here."""
+
+LONGEST_PAUSE_SECONDS = 5.0
+"""Services that wait for a wall-clock time read the clock every second, since it may be set; here as often."""
 
 TIMER_SLOTS = 1024
 """The wheel of a broker has room for two weeks: copies of it would take most of the time."""
@@ -120,6 +125,7 @@ def _install_time(loop: SimLoop) -> None:
     admission.TICK_SECONDS = FLOW_TICK_SECONDS  # type: ignore[misc]
     flushing.EXPIRE_SECONDS = LOOK_SECONDS  # type: ignore[misc]
     silent_brokers.LOOK_SECONDS = probing.LOOK_SECONDS = LOOK_SECONDS  # type: ignore[misc]
+    delay._LONGEST_PAUSE_SECONDS = revival._LONGEST_PAUSE_SECONDS = LONGEST_PAUSE_SECONDS  # type: ignore[misc]
     master._TICK_SECONDS = slave._TICK_SECONDS = LOOK_SECONDS  # type: ignore[misc]
 
 
@@ -145,6 +151,6 @@ def _number_hashes(loop: SimLoop) -> None:
         return self._sim_number  # type: ignore[no-any-return]
 
     loop.set_task_factory(lambda loop, coro, **options: Task(coro, loop=loop, **options))
-    loop.create_future = lambda: Future(loop=loop)  # type: ignore[method-assign]
+    loop.create_future = partial(Future, loop=loop)  # type: ignore[method-assign]
     Connection.__hash__ = numbered  # type: ignore[method-assign]
     master.SlaveLink.__hash__ = numbered  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from zlib import crc32
 
 from downrange.broker.app import RunningBroker, broker
 from downrange.broker.config import BrokerConfig
+from downrange.broker.services.delay import DelayService
 from downrange.model.errors import MQError
 from downrange.namesrv.app import name_server
 from downrange.namesrv.config import NamesrvConfig
@@ -21,6 +22,7 @@ from tests.sim.world import World
 NAMESRV_PORT = 9876
 BROKER_PORT = 10911
 LOG_FILE_SIZE = 64 * 1024
+LONGEST_DELAY_SECONDS = 120
 TIMER_ROLL_SLOTS = 10
 """Timer messages that wait for more than so many seconds are stored again on their way."""
 
@@ -146,6 +148,8 @@ class Broker(Node):
             listen_port=BROKER_PORT,
             default_topic_queue_nums=2,
             metrics_port=-1,
+            busy_poll_micros=0,
+            flush_consumer_offset_interval=10_000,
             transaction_check_interval=3000,
             transaction_time_out=2000,
             transaction_check_max=1000,  # rounds in which no producer is there count, too
@@ -160,6 +164,9 @@ class Broker(Node):
             broker_role=role,
             timer_wheel_enable=self.shape.has_timers,
             timer_roll_window_slot=TIMER_ROLL_SLOTS,
+            timer_flush_interval_ms=5000,
+            flush_interval_commit_log=1000,
+            flush_interval_consume_queue=5000,
             mapped_file_size_timer_log=4096,
         )
         return broker(config, store, self.machine.clock)
@@ -193,6 +200,15 @@ class Broker(Node):
     def _flush_window_seconds(self) -> float:
         """The longest that a message may be in memory only: a regular flush, and the thorough one every 10 s."""
         return 11.0
+
+    @property
+    def waiting_messages(self) -> int:
+        """How many delayed and timer messages are not delivered yet."""
+        assert self.running is not None
+        delay: DelayService = self.running.transactions._writer.on_delayed.__self__  # type: ignore[attr-defined]
+        delayed = sum(end - offset for offset, end in delay.progress().values())
+        timer = self.running.timer
+        return delayed + timer.enqueue_behind + timer.count_overdue() + timer.count_within(LONGEST_DELAY_SECONDS)
 
     def log_checksum(self, first: int, end: int) -> int:
         """Of the bytes of the log between two offsets; the first is that of a file."""

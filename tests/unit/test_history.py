@@ -378,6 +378,46 @@ def test_a_commit_may_go_back_to_what_a_broker_saved_before_it_died(story: Story
     assert story.rules() == [Rule.COMMIT_BACKWARDS]
 
 
+def test_a_member_goes_back_once_when_a_power_cut_made_its_queue_shorter(story: Story) -> None:
+    def commit(offset: int) -> None:
+        story.add("c1", "commit", "ok", group="g", queue="a/0", offset=offset)
+
+    story.add("a", "cut", "ok")
+    commit(5)  # it had read so far, and does not know yet
+    commit(3)
+    commit(4)
+    assert story.rules() == []
+    commit(3)
+    assert story.rules() == [Rule.COMMIT_BACKWARDS]
+
+
+@pytest.mark.parametrize(("planned", "found"), [(2, []), (1, [Rule.UNDELIVERED])])
+def test_a_pipeline_misses_what_got_the_offsets_of_messages_that_it_planned_to_read_before_a_power_cut(
+    story: Story, planned: int, found: list[Rule]
+) -> None:
+    for offset in range(2):
+        story.sent(f"m{offset}", offset)
+        story.read(f"m{offset}", offset)
+        story.add("q", "keep", "ok", group="lake", queue="a/0", offset=offset, id=f"m{offset}", crc=7)
+    story.add("q", "plan", "ok", group="lake", queue="a/0", offset=planned)
+    story.add("a", "cut", "ok")
+    story.sent("new", 2)
+    story.read("new", 2)
+    assert story.rules() == found
+
+
+@pytest.mark.parametrize(("cut", "found"), [("a", []), ("b", [Rule.TWICE])])
+def test_a_pipeline_may_read_a_queue_again_that_a_power_cut_made_shorter(
+    story: Story, cut: str, found: list[Rule]
+) -> None:
+    story.sent("m0", 0)
+    story.read("m0", 0)
+    story.add("q", "keep", "ok", group="lake", queue="a/0", offset=0, id="m0", crc=7)
+    story.add(cut, "cut", "ok")
+    story.add("q", "keep", "ok", group="lake", queue="a/0", offset=0, id="m0", crc=7)
+    assert story.rules() == found
+
+
 @pytest.mark.parametrize(("end", "crc", "found"), [(100, 3, []), (90, 3, [Rule.REPLICA]), (100, 4, [Rule.REPLICA])])
 def test_a_slave_with_more_or_other_bytes_than_its_master_is_found(
     story: Story, end: int, crc: int, found: list[Rule]

@@ -85,7 +85,7 @@ class Dispatcher:
     def apply(self, messages: NewMessages, number: int, stop: int) -> None:
         """Enter messages that lie in the log, from `number` to `stop`, into their queues and the index.
 
-        What is there already stays as it is.
+        Entries that are there already stay as they are.
         """
         if messages.special:
             self._set_codes(messages, number, stop)

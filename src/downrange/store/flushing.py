@@ -57,6 +57,15 @@ class Flushing:
         self._segments.commit()
         return self._commit_log.max_offset > before
 
+    def log_needs_flush(self, least_pages: int) -> bool:
+        """Whether `flush_commit_log` would sync anything. For any thread."""
+        segments = self._segments
+        return segments.max_offset > segments.flushed_offset and segments.dirty_pages >= least_pages
+
+    def queues_need_flush(self, least_pages: int) -> bool:
+        """Whether a `flush_queues` that is not thorough would sync anything. For the store's own thread."""
+        return self._queues.need_flush(least_pages) or (self._index is not None and self._index.needs_flush)
+
     def flush_commit_log(self, least_pages: int = 0) -> PhysicalOffset:
         """Sync the log if at least `least_pages` pages are dirty; return the offset up to which it is on disk.
 

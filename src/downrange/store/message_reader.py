@@ -13,12 +13,14 @@ from downrange.store.errors import StoreClosed
 from downrange.store.index.key_index import KeyIndex
 from downrange.store.kept_message import read_kept
 from downrange.store.log.commit_log import CommitLog
+from downrange.store.log.segment import Segment
 from downrange.store.queue.backlog import Backlog, Picked, pick_all
 from downrange.store.queue.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueue
 from downrange.store.queue.consume_queue_ext import ConsumeQueueExt, ExtUnit, UnitTest
 from downrange.store.queue.property_filter import PropertyFilter
 from downrange.store.queue.queues import ConsumeQueues, QueueState
 from downrange.store.queue.tag_codes import TagCodes
+from downrange.store.queue.unread import Unread, unread_queues
 from downrange.store.read_result import GetMessageStatus, QueryResult, ReadResult
 
 _FIRST: Final = QueueOffset(0)
@@ -127,6 +129,24 @@ class MessageReader:
         else:
             status, position = GetMessageStatus.OFFSET_OVERFLOW_BADLY, self._corrected(max_offset, offset)
         return ReadResult(status, position, min_offset, max_offset)
+
+    def read_unread(
+        self, topic: str, first: int, queues: int, offsets: dict[int, int], most: int
+    ) -> tuple[list[Unread], Segment] | None:
+        """The queues of a topic in which these offsets are not the end, with up to `most` entries (`unread_queues`).
+
+        Beside them the file of the log that the records of these entries lie in: the last one. None when a queue has to
+        be looked for, or an offset is missing.
+        """
+        self._check_open()
+        log_file, tails, config = self._segments.last, self.queues.tails, self.config
+        if log_file is None or not tails.rows:
+            return None
+        end = log_file.start + log_file.readable
+        most = min(most, config.max_transfer_count_on_message_in_memory)
+        readable = max(log_file.start, end - self.memory_limit), end, config.max_transfer_bytes_on_message_in_memory
+        found = unread_queues(self._states, tails.rows, tails.memory, topic, first, queues, offsets, most, readable)
+        return None if found is None else (found, log_file)
 
     def _limits(self, max_messages: int, bulk_bytes: int, is_cold: bool) -> tuple[int, int]:
         """The most messages and bytes of one reply; cold messages are no longer in memory."""
@@ -340,8 +360,9 @@ class MessageReader:
         return self.commit_log.record_at(PhysicalOffset(physical_offset))
 
     def query(self, topic: str, key: str, max_messages: int, begin: int, end: int) -> QueryResult:
-        """Records of a topic whose key has the same hash, stored from `begin` to `end`; who asks compares the key text.
+        """Records of a topic whose key has the hash of this one, stored from `begin` to `end`.
 
+        The caller compares the texts of the keys.
         The hash is over topic and key, and easy to hit with another topic: records of other topics are left out.
         """
         self._check_open()

@@ -153,7 +153,11 @@ class MessageStore(MessageReader):
         root = self.config.store_path_root_dir
         names = ("consumequeue",) if self.index is None else ("consumequeue", "index")
         for path in (root, *self.config.commit_log_paths, *map(root.joinpath, names)):
-            path.mkdir(parents=True, exist_ok=True)
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                error.filename = str(path)  # the one that the settings name, not a parent of it
+                raise
             self._files.sync_directory(path.parent)
 
     def _recover(self, *, clean: bool) -> None:
@@ -356,6 +360,12 @@ class MessageStore(MessageReader):
 
     def commit(self, least_pages: int = 0) -> bool:
         return self._flushing.commit(least_pages)
+
+    def log_needs_flush(self, least_pages: int) -> bool:
+        return self._flushing.log_needs_flush(least_pages)
+
+    def queues_need_flush(self, least_pages: int) -> bool:
+        return self._flushing.queues_need_flush(least_pages)
 
     def flush_commit_log(self, least_pages: int = 0) -> PhysicalOffset:
         return self._flushing.flush_commit_log(least_pages)

@@ -7,6 +7,7 @@ starts with the file that is safe according to the checkpoint, as in RocketMQ.
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ from downrange.store.files import Files
 from downrange.store.index.key_index import IndexQuery, KeyIndex
 from downrange.store.log.commit_log import CommitLog
 from downrange.store.log.segment import Segment
-from downrange.store.log.walk import WalkedRecord
+from downrange.store.log.walk import Walk, WalkedRecord
 from downrange.store.queue.consume_queue import ENTRY
 from downrange.store.queue.queues import QueueState
 
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 # RocketMQ reads this many files at the end of the log after an orderly stop if the queues do not say where it ends, and
 # after a crash without checkpoint.
 _FILES_TO_SCAN: Final = 3
+_PART_OF_SECTOR: Final = 64  # bytes that a disk writes together or not at all, at the least
 _NOT_IN_A_QUEUE: Final = 4  # the bit that prepared and rolled-back messages have in sysFlag
 _MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
 
@@ -106,9 +108,8 @@ class Recovery:
                     self._dispatcher.index_only(record)
         if bulk is not None:
             report.replayed += bulk.records
-        if walk.records and self._may_end_anywhere and has_torn_text(next(iter(self._log.walk(walk.last_offset)))):
-            walk.end = walk.last_offset
-            walk.damage = f"record at {walk.end}: the end of its properties is missing"
+        if walk.records and self._may_end_anywhere:
+            self._leave_out_torn(walk, start, incomplete)
         report.records = walk.records
         report.end_offset = walk.end
         self._cut(walk.end, walk.damage, report)
@@ -120,6 +121,45 @@ class Recovery:
             self._cut_index(walk.end, last_timestamp)
             self._rebuild(incomplete, report)
         self._queues.correct_min_offsets(self._log.min_offset)
+
+    def _leave_out_torn(
+        self, walk: Walk, start: PhysicalOffset, incomplete: dict[tuple[bytes, int], QueueState]
+    ) -> None:
+        """Let the walk end before the first record that may not have been synced, and has a torn topic or properties.
+
+        If the machine stopped, pages may be missing in the middle of what was not synced; queues with a torn entry are
+        added to `incomplete`. Otherwise only the last record may be incomplete.
+        """
+        first = start if self._index_was_cut else walk.last_offset
+        synced_up_to = self._checkpoint.physic_msg_timestamp
+        last_timestamp = 0
+        for record in self._log.walk(first):
+            if record.physical_offset > walk.last_offset:
+                return
+            is_last = record.physical_offset == walk.last_offset
+            is_torn = has_torn_text(record) if is_last else record.store_timestamp >= synced_up_to and has_hole(record)
+            if is_torn:
+                walk.end = record.physical_offset
+                walk.last_timestamp = last_timestamp or walk.last_timestamp
+                walk.damage = f"record at {walk.end}: a part of its topic or properties is missing"
+                return
+            last_timestamp = record.store_timestamp
+            if self._index_was_cut and self._has_torn_entry(record):
+                state = self._queues.of_record(record.topic, record.queue_id)
+                assert state is not None
+                incomplete[record.topic, record.queue_id] = state
+
+    def _has_torn_entry(self, record: WalkedRecord) -> bool:
+        """Whether the queue entry of a record names another place, or another size, than the record has.
+
+        An entry may lie in two sectors, of which one was synced when the machine stopped. A replay leaves entries that
+        are there as they are.
+        """
+        if record.store_timestamp < self._checkpoint.logics_msg_timestamp or record.sys_flag & _NOT_IN_A_QUEUE:
+            return False
+        state = self._queues.of_record(record.topic, record.queue_id)
+        entry = b"" if state is None else state.queue.read(record.queue_offset, 1)
+        return bool(entry) and ENTRY.unpack(entry)[:2] != (record.physical_offset, record.size)
 
     def _forget_everything(self, report: RecoveryReport) -> None:
         """Remove queues and index of an empty log, whose entries would point at nothing."""
@@ -286,16 +326,35 @@ class Recovery:
 
 
 def has_torn_text(record: WalkedRecord) -> bool:
-    """Whether the properties of this record are zeros or no text: the checksum covers only the body.
+    """Whether topic or properties of this record end with zeros, have a hole or are no text.
 
-    For the last record after the machine stopped: a page that never reached the disk reads as zeros.
+    For the last record after the machine stopped: a page that never reached the disk reads as zeros, and the checksum
+    covers only the body.
     """
     text = record.topic + record.properties
     try:
         text.decode()
     except UnicodeDecodeError:
         return True
-    return text.endswith(b"\0")
+    return text.endswith(b"\0") or has_hole(record)
+
+
+def has_hole(record: WalkedRecord) -> bool:
+    """Whether a part of a sector is missing in topic or properties. Zeros that a sender put there lie otherwise."""
+    if b"\0" not in record.topic + record.properties:
+        return False
+    properties_at = record.physical_offset + record.size - len(record.properties)
+    topic_at = properties_at - 2 - len(record.topic)
+    return _has_hole(record.properties, properties_at) or _has_hole(record.topic, topic_at)
+
+
+def _has_hole(text: bytes, at: int) -> bool:
+    """Whether text that begins at this offset of the log has zeros that begin and end where parts of sectors do."""
+    return any(
+        (zeros.start() == 0 or (at + zeros.start()) % _PART_OF_SECTOR == 0)
+        and (zeros.end() == len(text) or (at + zeros.end()) % _PART_OF_SECTOR == 0)
+        for zeros in re.finditer(b"\0+", text)
+    )
 
 
 def index_reach(index: KeyIndex) -> IndexQuery:

@@ -97,9 +97,10 @@ ROW: Final = Row(
     "derived-files",
     "missing, truncated, foreign derived files",
     {"files": 1_000},
-    "all rebuilt",
+    "all files are rebuilt",
     play,
-    "one queue, index or checkpoint file removed, cut, cleared, of garbage or of another store; `store check` after it",
+    "one queue, index or checkpoint file is removed, cut, cleared, filled with garbage, or taken from another store; "
+    "`store check` runs after it",
     in_memory=True,
     lanes=2,
 )

@@ -117,8 +117,9 @@ ROW: Final = Row(
     "disk",
     "fsync error, full disk, slow disk (a fault layer)",
     {"cycles": 1_000},
-    "no acknowledgement after an error, memory bounded",
+    "no acknowledgement after an error; memory stays bounded",
     play,
-    "file operations of a broker with SYNC_FLUSH fail or take 0.3 s; after an fsync error it is killed and starts anew",
+    "file operations of a broker with SYNC_FLUSH fail or take 0.3 s; after an fsync error the broker is killed and "
+    "starts anew",
     lanes=4,
 )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Final
 
 from downrange.protocol.framing import encode
 from tests.chaos.clients import TOPIC
-from tests.chaos.hostile import PEACEFUL
 from tests.chaos.row import Round, Row
 from tests.chaos.stage import Stage, stage
 from tests.support.history import Event
@@ -27,7 +28,7 @@ MOST_MIB: Final = 256
 MOST_TIMES: Final = 5.0
 QUIET_SENDS, HOSTILE_SENDS = 1_000, 4_000
 LEAST_P99_MILLIS: Final = 10.0
-"""A quiet p99 below this is taken for this: two processors have more to do than one broker."""
+"""A quiet p99 below this is taken for this: a scheduler that gives a client its processor late is not on trial."""
 
 
 async def play(round_: Round) -> None:
@@ -36,17 +37,14 @@ async def play(round_: Round) -> None:
     assert hard > IDLE + DRIBBLING + 500, f"at most {hard} open files are allowed here: raise the hard limit"
     with ExitStack() as stack:
         servers = stack.enter_context(standalone_process(round_.directory, {"maxMessageSize": 4 << 20}))
+        stack.enter_context(_apart_from(servers.process.pid))
         async with stage(round_.directory, servers.namesrv, servers.broker) as clients:
             producer = await clients.start("produce", str(RATE))
             await clients.acknowledged(producer, QUIET_SENDS)
             quiet = await p99(clients)
-            async with _load(servers.broker, PEACEFUL):
-                began = _last(clients)
-                await clients.acknowledged(producer, QUIET_SENDS, 240)
-                busy = await p99(clients, began)
             crowd = await asyncio.to_thread(_crowd, servers.broker, stack)
             await _be_deaf(servers.broker, stack)
-            async with _load(servers.broker, str(round_.chance.random())) as attacker:
+            async with _attack(servers.broker, str(round_.chance.random())) as attacker:
                 began = _last(clients)
                 dribbling = asyncio.create_task(_dribble(crowd[:DRIBBLING]))
                 await clients.acknowledged(producer, HOSTILE_SENDS, 240)
@@ -61,20 +59,35 @@ async def play(round_: Round) -> None:
         round_.figures["frames"] += frames
         round_.figures["idle connections"] += IDLE
         round_.figures["slow connections"] += DRIBBLING
-        round_.measured.update({"quiet p99, ms": quiet, "busy p99, ms": busy, "hostile p99, ms": hostile})
+        round_.measured.update({"quiet p99, ms": quiet, "hostile p99, ms": hostile})
         round_.measured["most MiB"] = round(mebibytes, 1)
         round_.demand(mebibytes < MOST_MIB, f"the broker holds {mebibytes:.0f} MiB")
-        times = hostile / max(quiet, busy, LEAST_P99_MILLIS)
-        round_.demand(
-            times < MOST_TIMES,
-            f"p99 of sends is {hostile:.1f} ms, {times:.1f} times that beside as many good requests ({busy:.1f} ms)",
-        )
+        most = MOST_TIMES * max(quiet, LEAST_P99_MILLIS)
+        round_.demand(hostile < most, f"p99 of sends is {hostile:.1f} ms, {quiet:.1f} ms without hostile peers")
         round_.demand("Traceback" not in servers.process.errors, f"the broker logged: {servers.process.errors[-500:]}")
 
 
+@contextmanager
+def _apart_from(broker: int) -> Iterator[None]:
+    """Give the broker a processor, and all others to this process and those that it starts, if there are several.
+
+    The broker is on trial, not the scheduler that divides a processor between it and those who attack it.
+    """
+    own = os.sched_getaffinity(0)
+    if len(own) > 1:
+        one = min(own)
+        for thread in Path(f"/proc/{broker}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {one})
+        os.sched_setaffinity(0, own - {one})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own)
+
+
 @asynccontextmanager
-async def _load(address: str, seed: str) -> AsyncIterator[Running]:
-    """A process that sends requests as fast as it can."""
+async def _attack(address: str, seed: str) -> AsyncIterator[Running]:
+    """A process that sends mutated frames as fast as it can."""
     load = Running(address, seed, program=(sys.executable, "-m", "tests.chaos.hostile"))
     try:
         await asyncio.to_thread(load.wait_for, "ready")
@@ -127,8 +140,11 @@ ROW: Final = Row(
     "hostile",
     "hostile peers: mutated frames, 10,000 idle and 1,000 slow connections in 256 MiB, slow readers, reconnect storms",
     {"frames": 50_000_000},
-    "sends go on, p99 within 5x",
+    "sends go on, their p99 stays within 5x",
     play,
-    "11,000 connections, eight that do not read, mutated frames as fast as one process can; 200 sends in a second, "
-    "whose p99 is compared with that beside a process that sends genuine requests as fast as it can",
+    "there are 11,000 connections, eight that do not read, and four that send mutated frames as fast as the broker "
+    "reads them. Meanwhile a client makes 200 sends in a second. Their p99 is compared with the p99 before the attack, "
+    "or with 10 ms if that p99 was less. The broker has a processor of its own, and all others share another one. A "
+    "frame counts when the broker has read it",
+    in_memory=True,
 )

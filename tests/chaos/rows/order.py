@@ -45,8 +45,8 @@ ROW: Final = Row(
     "order",
     "order through rebalances, members killed",
     {"rebalances": 500, "acknowledged": 5_000_000},
-    "one member at a time, nothing left out, the order of each key kept",
+    "one member at a time, nothing left out, each key in order",
     play,
-    "a producer of 16 keys; one to four orderly push consumers that join, leave and are killed",
+    "a producer sends with 16 keys; one to four orderly push consumers join, leave and are killed",
     lanes=2,
 )

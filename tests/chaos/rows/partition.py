@@ -42,7 +42,7 @@ ROW: Final = Row(
     {"partitions": 500},
     "nothing lost, nothing wrong",
     play,
-    "five hosts behind a router that loses packets, one or both ways, for 0.2 to 15 s; both replicas are read",
+    "five hosts are behind a router that loses packets, one or both ways, for 0.2 to 15 s; both replicas are read",
     needs_root=True,
     lanes=8,
 )

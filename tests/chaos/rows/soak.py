@@ -94,7 +94,8 @@ ROW: Final = Row(
     "soak",
     "soak at 70 % of the maximum",
     {"seconds": 3_600},
-    "memory flat, nothing lost",
+    "memory stays flat, nothing is lost",
     play,
-    "one broker; a producer and a consumer anew every 30 s, whose history is judged then; `--minutes 1440` for a day",
+    "a producer and a consumer of one broker start anew every 30 s, and their history is judged then; "
+    "`--minutes 1440` runs a day",
 )

@@ -53,6 +53,6 @@ ROW: Final = Row(
     {"stops": 1_000},
     "nothing lost, nothing wrong",
     play,
-    "name server, master, slave, producer and consumer, two of them at a time; both replicas are read",
+    "name server, master, slave, producer and consumer are stopped, two of them at a time; both replicas are read",
     lanes=8,
 )

@@ -30,8 +30,8 @@ ROW: Final = Row(
     "transactions",
     "transactions with the producer or broker killed at each step",
     {"transactions": 100_000},
-    "each ends as its owner said, no orphan",
+    "each transaction ends as its owner said; none is left open",
     play,
-    "eight transactions at a time; a producer dies at any step, the broker at any moment; `store check` in the end",
-    lanes=2,
+    "eight transactions run at a time; a producer dies at any step, the broker at any moment; `store check` in the end",
+    lanes=4,
 )

@@ -211,6 +211,7 @@ def test_a_walk_reads_records_of_both_versions_and_names_damage(tmp_path: Path) 
 
         bad_crc = bytearray(record)
         bad_crc[88] ^= 1
+        bad_crc[28:36] = store.max_offset.to_bytes(8, "big")
         store.append_data(store.max_offset, bytes(bad_crc))
         walk = store.commit_log.walk(PhysicalOffset(0), check_crc=True)
         assert len(list(walk)) == 2

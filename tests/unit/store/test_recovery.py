@@ -49,6 +49,45 @@ def keys_found(store: MessageStore, count: int) -> int:
     return sum(len(store.query("TopicTest", f"k{number}", 32, 0, 1 << 60).slices) == 1 for number in range(count))
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_a_record_with_a_hole_in_its_properties_is_cut_off_after_a_power_cut(tmp_path: Path, is_last: bool) -> None:
+    store = open_store(tmp_path)
+    put(store, b"safe")
+    torn = put(store, b"torn", properties={"KEYS": "k" * 300}).physical_offset
+    if not is_last:
+        put(store, b"behind it")
+    pull_the_plug(store)
+    change(last_file(tmp_path), (torn + 200) // 64 * 64, bytes(64))
+    with open_store(tmp_path) as store:
+        assert store.max_offset == torn
+        assert bodies(store) == [b"safe"]
+        assert any("a part of its topic or properties is missing" in warning for warning in store.recovery.warnings)
+
+
+def test_a_zero_that_a_sender_put_into_a_property_is_no_hole(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    put(store, b"odd", properties={"KEYS": "a\0\0b"})
+    put(store, b"behind it")
+    pull_the_plug(store)
+    with open_store(tmp_path) as store:
+        assert bodies(store) == [b"odd", b"behind it"]
+
+
+@pytest.mark.parametrize("entry", [0, 3, 9])
+def test_a_queue_with_a_torn_entry_is_built_again(tmp_path: Path, entry: int) -> None:
+    """An entry of 20 bytes may lie in two sectors: its offset was synced, the end of its size was not."""
+    store = open_store(tmp_path)
+    expected = fill(store, 20)
+    store.write_pending()
+    pull_the_plug(store)
+    queue = min((tmp_path / "consumequeue" / "TopicTest" / "0").iterdir())
+    assert any(queue.read_bytes()[entry * 20 + 10 : entry * 20 + 12])
+    change(queue, entry * 20 + 11, b"\0")
+    with open_store(tmp_path) as store:
+        assert bodies(store) == expected
+        assert store.recovery.rebuilt_queues
+
+
 def test_an_orderly_stop_leaves_everything_in_order(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     assert (tmp_path / "abort").exists()
@@ -116,6 +155,20 @@ def test_a_record_without_its_head_was_never_there(tmp_path: Path) -> None:
         assert store.recovery.warnings == [f"the last record was not finished; the log was cut at {end}"]
         assert bodies(store) == expected
         assert not any(last_file(tmp_path).read_bytes()[end:])
+
+
+@pytest.mark.parametrize("size", [0, 300])
+def test_a_record_that_lost_the_middle_of_its_head_is_cut_off(tmp_path: Path, size: int) -> None:
+    """With zeros for its queue offset it would take the place of the first message of its queue."""
+    store = open_store(tmp_path)
+    put(store, b"first")
+    start = store.max_offset
+    put(store, b"x" * size)
+    kill(store)
+    change(last_file(tmp_path), start + 20, bytes(16))  # queue offset and physical offset
+    with open_store(tmp_path) as store:
+        assert bodies(store) == [b"first"]
+        assert store.max_offset == start
 
 
 def test_whole_records_behind_a_damaged_one_are_put_aside(tmp_path: Path) -> None:

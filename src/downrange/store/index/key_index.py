@@ -197,6 +197,11 @@ class KeyIndex:
         self._current = last
         return last
 
+    @property
+    def needs_flush(self) -> bool:
+        """Whether a file became full since the last `flush`."""
+        return bool(self._filled)
+
     def flush(self) -> bool:
         """Sync files that became full, and move `safe_timestamp`; return whether there was one. For a worker thread.
 

@@ -301,7 +301,7 @@ class Segments:
         self.flushed_offset = min(self.flushed_offset, self.wrote_offset)
 
     def take_oldest(self) -> Path | None:
-        """Take the first file out of the log, unless it is the only one; who still reads it may finish.
+        """Take the first file out of the log, unless it is the only one. Reads of the file that have begun may finish.
 
         The file itself stays for the caller to remove: that takes a while and may be done in a worker thread.
         """

@@ -92,7 +92,10 @@ class Walk:
             except CorruptRecord as error:
                 self._stop(segment, at, limit, str(error))
                 return
-            (_, _, crc, queue_id, _, queue_offset, _, sys_flag, _, _, timestamp, _, _, _, body_length) = head
+            (_, _, crc, queue_id, _, queue_offset, place, sys_flag, _, _, timestamp, _, _, _, body_length) = head
+            if place != start + at:  # a part of its head is missing, which the checksum of its body does not tell
+                self.damage = f"record at {start + at}: it says that it lies at {place}"
+                return
             if self._check_crc and crc32(mapping[body_at : body_at + body_length]) & CRC_MASK != crc:
                 self.damage = f"record at {start + at}: the body does not match its checksum"
                 return

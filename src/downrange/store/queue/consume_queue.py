@@ -77,7 +77,7 @@ class ConsumeQueue(QueueEntries):
         self._tails.rows[self.row + SPILL_AT] = 0
 
     def leave(self) -> None:
-        """This queue is no longer one of the store: whoever still holds it works on numbers of its own."""
+        """Take this queue out of the store. A caller that still holds it works on a copy of its numbers."""
         self._tails.remove_row(self.row)
         self._tails = QueueTails()
         self.row = self._tails.add_row()

@@ -132,23 +132,7 @@ class QueueTails:
 
     def read(self, row: int, position: int, stop: int) -> bytes:
         """The entries from one logical byte to another; both lie from START to END."""
-        memory = self.memory
-        end, at = _TAIL.unpack_from(self.rows, row * 8 + 8)
-        block = at - 1 & -BLOCK
-        begin = end - (at - block - FIRST)
-        if begin <= position:  # in one block
-            first = block + FIRST - begin
-            return bytes(memory[first + position : first + stop])
-        pieces = []
-        while begin > position:
-            if begin < stop:
-                pieces.append(memory[block + FIRST : block + FIRST + min(_ENTRIES, stop - begin)])
-            (block,) = _LINK.unpack_from(memory, block)
-            begin -= _ENTRIES
-        first = block + FIRST - begin
-        pieces.append(memory[first + position : first + min(begin + _ENTRIES, stop)])
-        pieces.reverse()
-        return b"".join(pieces)
+        return read_tail(self.rows, self.memory, row, position, stop)
 
     def free(self, row: int) -> None:
         """Give the blocks of a queue back: its entries are written, or not wanted."""
@@ -187,3 +171,23 @@ class QueueTails:
             rows[row + AT] = 0
             rows[row + END] = rows[row + START]
             self.extend(row, entries)
+
+
+def read_tail(rows: array[int], memory: bytearray, row: int, position: int, stop: int) -> bytes:
+    """The entries of a queue from one logical byte to another; both lie from START to END."""
+    end, at = _TAIL.unpack_from(rows, row * 8 + 8)
+    block = at - 1 & -BLOCK
+    begin = end - (at - block - FIRST)
+    if begin <= position:  # in one block
+        first = block + FIRST - begin
+        return bytes(memory[first + position : first + stop])
+    pieces = []
+    while begin > position:
+        if begin < stop:
+            pieces.append(memory[block + FIRST : block + FIRST + min(_ENTRIES, stop - begin)])
+        (block,) = _LINK.unpack_from(memory, block)
+        begin -= _ENTRIES
+    first = block + FIRST - begin
+    pieces.append(memory[first + position : first + min(begin + _ENTRIES, stop)])
+    pieces.reverse()
+    return b"".join(pieces)

@@ -358,6 +358,12 @@ class ConsumeQueues:
                 work = 0
                 yield
 
+    def need_flush(self, least_pages: int) -> bool:
+        """Whether `flush` would sync anything."""
+        if least_pages and len(self.states) > _MANY:
+            return False
+        return any(state.queue.needs_flush(least_pages) for state in self)
+
     def flush(self, least_pages: int) -> None:
         """Sync what was written. May run in a worker thread, after `write_pending`.
 

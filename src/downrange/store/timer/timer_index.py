@@ -61,31 +61,35 @@ class TimerTopic:
 
 
 class SlotChain:
-    """The units of one slot: deletions, and messages from the last that was put there to the first.
+    """The units of one slot, from the last that was put there to the first.
 
-    Eight bytes a message, read in portions: a slot may have millions.
+    `messages` and `rolls` (messages that are to be put on the wheel again) have two numbers for each unit: the physical
+    offset of its record, and the time when it was put on the wheel. `deletes` has the physical offsets only. All are
+    read in portions: a slot may have millions of units.
     """
 
-    __slots__ = ("_log", "_position", "deletes", "messages")
+    __slots__ = ("_log", "_position", "deletes", "messages", "rolls")
 
     def __init__(self, log: TimerLog, last: int) -> None:
         self._log = log
         self._position = last
         self.messages = array("q")
+        self.rolls = array("q")
         self.deletes = array("q")
 
     def read(self, units: int) -> bool:
         """Follow the chain by at most so many units; whether its beginning was reached."""
-        read, position, start = self._log.read, self._position, self._log.start
-        for _ in range(units):
-            unit = read(position) if position >= start else None
-            if unit is None:
-                position = NO_POSITION
-                break
-            (self.deletes if unit.is_delete else self.messages).append(position)
-            position = unit.previous
-        self._position = position
-        return position == NO_POSITION
+        before = self._length
+        while self._position != NO_POSITION and (left := units - self._length + before) > 0:
+            self._position, messages, rolls, deletes = self._log.follow(self._position, left)
+            self.messages.frombytes(messages)
+            self.rolls.frombytes(rolls)
+            self.deletes.frombytes(deletes)
+        return self._position == NO_POSITION
+
+    @property
+    def _length(self) -> int:
+        return len(self.messages) // 2 + len(self.rolls) // 2 + len(self.deletes)
 
 
 class TimerIndex:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import mmap
 import struct
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from downrange.compiled import accelerated
 from downrange.store.files import Files, opened
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,34 @@ class TimerUnit(NamedTuple):
     def is_delete(self) -> bool:
         """Whether this unit deletes messages of its slot. One that also rolls is on its way to the right slot."""
         return self.magic & (MAGIC_DELETE | MAGIC_ROLL) == MAGIC_DELETE
+
+
+# Where a chain goes on; physical offsets and write times of messages and of those to roll; offsets of deletions.
+Chained = tuple[int, bytes, bytes, bytes]
+
+
+@accelerated
+def follow_chain(memory: mmap.mmap, start: int, position: int, units: int) -> Chained:
+    """Units of a chain from `position` back, at most so many, as long as they are in the file that begins at `start`.
+
+    The numbers are as `array("q")` has them.
+    """
+    messages, rolls, deletes = array("q"), array("q"), array("q")
+    for _ in range(units):
+        if not start <= position < start + len(memory):
+            break
+        at = position - start
+        values = UNIT.unpack_from(memory, at) if at + UNIT.size <= len(memory) else (0,)
+        if values[0] != UNIT.size or not 0 < values[2] <= _MOST_MAGIC:
+            position = NO_POSITION
+            break
+        previous, magic, write_time, physical_offset = values[1], values[2], values[3], values[5]
+        if magic & (MAGIC_DELETE | MAGIC_ROLL) == MAGIC_DELETE:
+            deletes.append(physical_offset)
+        else:
+            (rolls if magic & MAGIC_ROLL else messages).extend((physical_offset, write_time))
+        position = previous if 0 <= previous < position else NO_POSITION
+    return position, messages.tobytes(), rolls.tobytes(), deletes.tobytes()
 
 
 class _LogFile:
@@ -151,6 +181,11 @@ class TimerLog:
             return None
         values = UNIT.unpack_from(part.memory, position % self._file_size)
         return TimerUnit._make(values[1:8]) if values[0] == UNIT.size and 0 < values[2] <= _MOST_MAGIC else None
+
+    def follow(self, position: int, units: int) -> Chained:
+        """Units of a chain from `position` back, at most so many; some at least, unless none is there."""
+        part = self._parts.get(position // self._file_size * self._file_size)
+        return (NO_POSITION, b"", b"", b"") if part is None else follow_chain(part.memory, part.start, position, units)
 
     def units(self, position: int, stop: int | None = None) -> Iterator[tuple[int, TimerUnit]]:
         """Units with their positions from `position` on: up to `stop`, or to the first that is none."""

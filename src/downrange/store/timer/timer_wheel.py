@@ -35,7 +35,7 @@ class TimerSlot(NamedTuple):
 class TimerWheel:
     """The slots, in a mapped file that is made when the first message is put on the wheel.
 
-    Holds always: of all ticks in use no two share a slot; whoever puts messages on the wheel sees to it.
+    Holds always: of all ticks in use no two share a slot. The callers that put messages on the wheel see to it.
     """
 
     def __init__(self, path: Path, files: Files, slots: int = SLOTS) -> None:
