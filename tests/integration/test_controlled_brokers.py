@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from downrange.broker.app import RunningBroker
 from downrange.broker.replication.auto_switch import HaRole
 from downrange.model.topics import HALF_TOPIC
 from downrange.protocol.bodies.body import decode_body
-from downrange.protocol.bodies.controller import ElectMasterRequest, EpochEntryCache
+from downrange.protocol.bodies.controller import CleanBrokerDataRequest, ElectMasterRequest, EpochEntryCache
 from downrange.protocol.bodies.groups import LockedQueues
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
@@ -240,3 +242,26 @@ async def test_a_lock_is_kept_by_the_new_master_and_given_by_no_slave(tmp_path: 
         assert await held(old, "second") == 0
         assert await held(new, "second") == 0
         assert await held(new, "first") == 1
+
+
+@pytest.mark.parametrize("number", [1, 3], ids=["master", "slave"])
+async def test_a_broker_that_was_cleaned_while_it_lives_comes_back_with_another_id(tmp_path: Path, number: int) -> None:
+    async with controlled(tmp_path) as cluster:
+        master = await with_topic(cluster)
+        async with connected(master.config.broker.address) as client:
+            await client.send("T", b"before")
+        cleaned = replication_of(cluster.brokers[number])
+        header = CleanBrokerDataRequest(
+            broker_name="broker-a", broker_controller_ids_to_clean=str(cleaned.broker_id), is_clean_living_broker=True
+        )
+        async with connected(cluster.controller) as client:
+            reply = await client.connection.request(request(RequestCode.CONTROLLER_CLEAN_BROKER_DATA, header), 5)
+        assert reply.code == 0, reply
+        await until(lambda: cleaned.broker_id == 4)
+        new = cluster.brokers[await cluster.master(members=3)]
+        assert replication_of(new).sync_state_set == {1, 2, 3, 4} - {number}
+        async with connected(new.config.broker.address) as client:
+            await client.send("T", b"after")
+            messages, _ = await client.pull("T")
+        assert [message.body for message in messages] == [b"before", b"after"]
+        await until(lambda: len({log_bytes(one.store) for one in cluster.brokers.values()}) == 1)

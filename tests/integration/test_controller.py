@@ -194,7 +194,8 @@ async def test_operators_see_and_clean_sets(brokers: list[LonelyBroker]) -> None
     assert [await clean("3"), await clean(None), await clean("3;x"), await clean("3", cluster="d")] == [wrong] * 4
     assert await clean("3", living=True) == 0
     assert (await third.register()).code == ResponseCode.BROKER_NEED_TO_BE_REGISTERED
-    assert (await third.heartbeat()).lease_millis is None
+    forgotten = await third.ask(R.BROKER_HEARTBEAT, third.heartbeat_request())
+    assert forgotten.code == ResponseCode.BROKER_NEED_TO_BE_REGISTERED
     assert await clean(None, living=True) == 0
     assert (await table("b")).replicas_info_table == {}
 

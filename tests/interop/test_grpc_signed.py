@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from downrange.client.admin import Admin
 from downrange.client.config import ClientConfig
 from downrange.model.topics import TopicConfig
+from downrange.protocol.bodies.users import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from downrange.transport.loop import run
 from tests.support.certificates import Certificates
 from tests.support.grpc_clients import LANGUAGES, GrpcClient, Language, node_packages, produce, python_packages, receive
@@ -32,7 +34,18 @@ WRONG = {"accessKey": "shop-key", "secretKey": "another-secret"}
 PAIR = ("certPath", "keyPath")
 
 
-@pytest.fixture(scope="module", params=["broker", "proxy"])
+# The same accounts as users of ACL 2.0, and the account with which servers sign.
+INNER = {"accessKey": "servers-key", "secretKey": "servers-secret"}
+USERS = {
+    "authenticationEnabled": "true",
+    "authorizationEnabled": "true",
+    "initAuthenticationUser": json.dumps({"username": ROOT["accessKey"], "password": ROOT["secretKey"]}),
+    "innerClientAuthenticationCredentials": json.dumps(INNER),
+}
+RIGHTS = {"shop-key": {"Topic:orders": ("Pub",)}, "billing-key": {"Topic:orders": ("Sub",), "Group:*": ("Sub",)}}
+
+
+@pytest.fixture(scope="module", params=["broker", "proxy", "proxy with the brokers' users"])
 def endpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where gRPC clients connect."""
     python_packages()
@@ -41,8 +54,15 @@ def endpoints(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     accounts = directory / "plain_acl.yml"
     accounts.write_text(ACCOUNTS)
     accounts.chmod(0o600)
-    with standalone_process(directory, {"aclEnable": "true"}, grpc_port=0) as servers:
+    has_users = request.param == "proxy with the brokers' users"
+    with standalone_process(directory, USERS if has_users else {"aclEnable": "true"}, grpc_port=0) as servers:
         run(create_topics(servers.namesrv))
+        if has_users:
+            env = {"ROCKETMQ_ACCESS_KEY": INNER["accessKey"], "ROCKETMQ_SECRET_KEY": INNER["secretKey"]}
+            run(create_users(servers.namesrv))
+            with running("proxy", "-n", servers.namesrv, "-p", "0", "--broker-accounts", env=env) as proxy:
+                yield proxy.wait_for(r"gRPC server ready on (\S+),")[1]
+            return
         if request.param == "broker":
             yield servers.grpc
             return
@@ -56,6 +76,20 @@ async def create_topics(namesrv: str) -> None:
     async with Admin(config) as admin:
         for topic in ("orders", "audit"):
             await admin.topics.create(TopicConfig(topic, 2, 2))
+
+
+async def create_users(namesrv: str) -> None:
+    config = ClientConfig((namesrv,), access_key=ROOT["accessKey"], secret_key=ROOT["secretKey"])
+    async with Admin(config) as admin:
+        for user in (SHOP, BILLING):
+            info = UserInfo(username=user["accessKey"], password=user["secretKey"])
+            (await admin.users.create(info)).raise_if_none()
+            entries = tuple(
+                PolicyEntryInfo(resource=resource, actions=actions, decision="Allow")
+                for resource, actions in RIGHTS[user["accessKey"]].items()
+            )
+            rules = AclInfo(subject=f"User:{user['accessKey']}", policies=(PolicyInfo(entries=entries),))
+            (await admin.acls.put(rules)).raise_if_none()
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -86,7 +120,7 @@ def test_clients_without_the_right_are_refused(
 def test_a_proxy_that_others_can_reach_wants_accounts_and_takes_tls_only(tmp_path: Path) -> None:
     with running("proxy", "-n", "127.0.0.1:1", "-p", "0", "--bind", "0.0.0.0") as proxy:
         assert proxy.wait() == 2
-        assert "set --acl-file, --tls-mode enforcing, or add --insecure" in proxy.errors
+        assert "set --acl-file or --broker-accounts, --tls-mode enforcing, or add --insecure" in proxy.errors
     certificates = Certificates.make(tmp_path / "tls")
     file, accounts = tmp_path / "tls.properties", tmp_path / "plain_acl.yml"
     file.write_text("".join(f"tls.server.{key}={path}\n" for key, path in zip(PAIR, certificates.server, strict=True)))

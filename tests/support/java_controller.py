@@ -135,6 +135,8 @@ class JavaController:
         return command.reply(code, header=header, body=encode_body(ElectMasterBody(sync_state_set=self.members)))
 
     def _replica_info(self, command: Command) -> Command:
+        if not self.codes:
+            return command.reply(ResponseCode.BROKER_METADATA_NOT_EXIST, "Broker metadata is not existed")
         header = GetReplicaInfoResponse(
             master_broker_id=self.master, master_address=self._address_of(self.master), master_epoch=self.epoch
         )

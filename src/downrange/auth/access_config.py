@@ -1,4 +1,4 @@
-"""AccessConfig: the keys about access that name servers and controllers have."""
+"""AccessConfig: the keys about access that name servers and controllers have. Brokers share those of AuditConfig."""
 
 from __future__ import annotations
 
@@ -9,7 +9,32 @@ from downrange.settings import setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccessConfig:
+class AuditConfig:
+    """Where the audit log of a server is, and how much failed logins slow a client down."""
+
+    failed_login_wait_mills: int = setting(
+        1000,
+        "How long a connection waits before each further login from an address with more than 20 failed ones; 0: not "
+        "at all. Not a key of RocketMQ.",
+        unit="ms",
+        minimum=0,
+        maximum=60_000,
+    )
+    audit_log_file: Path | None = setting(
+        None,
+        "File for the audit log: refused requests, and requests that change something. Only with access control. It "
+        "has mode 600. Empty: only the ordinary log. Not a key of RocketMQ.",
+    )
+    audit_log_file_size: int = setting(
+        64 << 20,
+        "Size at which the audit log begins a new file; five older ones are kept. Not a key of RocketMQ.",
+        unit="bytes",
+        minimum=1 << 10,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig(AuditConfig):
     """Which accounts may ask a server, and where its audit log is. Access control is off by default."""
 
     acl_enable: bool = setting(
@@ -47,23 +72,4 @@ class AccessConfig:
         "",
         "Addresses from which brokers may register without an account, separated by semicolons, such as "
         "10.1.2.3;10.1.3.*. Empty: all, and with access control none. Not a key of RocketMQ.",
-    )
-    failed_login_wait_mills: int = setting(
-        1000,
-        "How long a connection waits before each further login from an address with more than 20 failed ones; 0: not "
-        "at all. Not a key of RocketMQ.",
-        unit="ms",
-        minimum=0,
-        maximum=60_000,
-    )
-    audit_log_file: Path | None = setting(
-        None,
-        "File for the audit log: refused requests, and requests that change something. Only with access control. It "
-        "has mode 600. Empty: only the ordinary log. Not a key of RocketMQ.",
-    )
-    audit_log_file_size: int = setting(
-        64 << 20,
-        "Size at which the audit log begins a new file; five older ones are kept. Not a key of RocketMQ.",
-        unit="bytes",
-        minimum=1 << 10,
     )

@@ -49,7 +49,7 @@ def topic_need(topic: str, actions: frozenset[Action]) -> Need:
     """A right on a topic.
 
     A retry topic belongs to its group: the right to consume with the group counts. In the broker's own topics messages
-    of all topics wait for their delay or the end of their transaction: only who may see the whole broker may look.
+    of all topics wait for their delay or the end of their transaction: only operators of the whole broker may look.
     """
     if is_send_forbidden(topic) and Action.SUB in actions:
         return Need(ResourceType.CLUSTER, ANY_NAME, _GET)

@@ -125,6 +125,8 @@ class ControllerHandlers:
         if header.broker_id is None:
             return command.reply(ResponseCode.INVALID_REQUEST, "Heart beat with empty brokerId")
         key = ReplicaKey(header.broker_name, header.broker_id)
+        if not command.is_oneway and self._is_forgotten(key):
+            return command.reply(ResponseCode.BROKER_NEED_TO_BE_REGISTERED, f"no replica {key.broker_id} is known here")
         liveness = self._parts.liveness
         if liveness.is_full(key):
             raise BrokerError("too many replicas send heartbeats to this controller")
@@ -134,6 +136,13 @@ class ControllerHandlers:
             self._parts.overseer.look_at_settings(key, header.broker_addr)  # also if another controller leads now
         lease = None if command.is_oneway else self._lease(key, now)
         return command.reply(remark="Heart beat success", header=lease)
+
+    def _is_forgotten(self, key: ReplicaKey) -> bool:
+        """Whether this controller leads and is sure that no replica has this id, because an operator cleaned it."""
+        if self._parts.leadership.term is None:
+            return False
+        broker_set = self._parts.sets.settled(key.broker_name)
+        return broker_set is not None and key.broker_id not in broker_set.replicas
 
     def _lease(self, key: ReplicaKey, now: float) -> HeartbeatResponse | None:
         if self._parts.leadership.term is None:

@@ -17,10 +17,13 @@ from downrange.client.config import ClientConfig
 from downrange.client.session import Session
 from downrange.clock import Clock, SystemClock
 from downrange.proxy.access import CallGuard
+from downrange.proxy.broker_accounts import BrokerAccounts
 from downrange.proxy.broker_questions import BrokerQuestions
+from downrange.proxy.call_figures import CallFigures
 from downrange.proxy.clients import Clients
 from downrange.proxy.config import ProxyConfig
 from downrange.proxy.http2.server import Http2Server
+from downrange.proxy.metrics import metrics_page
 from downrange.proxy.receiving import Receiving
 from downrange.proxy.remoting_backend import RemotingBackend
 from downrange.proxy.renewal import Renewal
@@ -45,6 +48,8 @@ class RunningProxy:
     server: Http2Server
     clients: Clients
     renewal: Renewal
+    figures: CallFigures
+    metrics_port: int | None
 
     @property
     def port(self) -> int:
@@ -64,13 +69,17 @@ async def grpc_server(
     """A running gRPC server in front of the brokers of a cluster; it stops when the block ends.
 
     `access`, `audit` and `gate` are those of the broker in whose process the server runs; a server that stands alone
-    has `config.acl_file`. Clients are checked here: brokers see the account of the server.
+    has those of `config`. Clients are checked here: brokers see the account of the server.
     """
     clock = clock or SystemClock()
     files = PlainAclFiles(config.acl_file, clock) if config.acl_file is not None else None
     if files is not None:
         access = files.access_control
     async with Session(cluster, clock=clock) as session:
+        copied = BrokerAccounts(session, clock) if config.has_broker_accounts else None
+        if copied is not None:
+            access = copied.access_control
+            await copied.copy()
         backend = RemotingBackend(session)
         clients = Clients(backend)
         renewal = Renewal(backend, clock)
@@ -87,14 +96,19 @@ async def grpc_server(
             host = own_address(cluster.namesrv_addresses)
         service.own_endpoints.CopyFrom(endpoints_of(host, server.port))
         session.start()
+        service.figures.count_connections(server.connections)
         server.start()
         log.info("gRPC server ready address=%s:%d tls=%s", config.bind_address, server.port, tls is not None)
         try:
             services = {"renewal": renewal.run(), "clients": _expire(clients, renewal, clock)}
             if files is not None:
                 services["plain_acl"] = files.watch()
-            async with running_services(**services):
-                yield RunningProxy(server, clients, renewal)
+            if copied is not None:
+                services["broker_accounts"] = copied.run()
+            node = f"{host}:{server.port}"
+            page = metrics_page(service.figures, node, config.metrics_port)
+            async with running_services(**services), page as metrics_port:
+                yield RunningProxy(server, clients, renewal, service.figures, metrics_port)
         finally:
             await server.stop()
             await service.stop()

@@ -66,6 +66,9 @@ class Clients:
     def __repr__(self) -> str:
         return f"<Clients {len(self._clients)} topics={len(self._producers)} groups={len(self._consumers)}>"
 
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self._clients.values())
+
     def __len__(self) -> int:
         return len(self._clients)
 

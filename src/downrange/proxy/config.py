@@ -22,5 +22,10 @@ class ProxyConfig:
     tls: TlsConfig = NO_TLS
     """The certificate; without one, TLS connections get one that signed itself."""
     acl_file: Path | None = None
-    """The accounts (plain_acl.yml) of clients of a server that stands alone; None: everybody may do everything."""
+    """The accounts (plain_acl.yml) of clients of a server that stands alone."""
+    has_broker_accounts: bool = False
+    """Whether clients of a server that stands alone have the accounts that brokers keep (ACL 2.0). Without either kind
+    of accounts everybody may do everything."""
+    metrics_port: int = -1
+    """The port of the page /metrics of a server that stands alone; 0 takes a free one, -1 is none."""
     limits: Http2Limits = field(default_factory=Http2Limits)

@@ -57,8 +57,8 @@ class Receiving:
 
     # --- receive ------------------------------------------------------------------------------------------------
 
-    async def receive(self, caller: Caller, request: ReceiveMessageRequest, stream: Stream) -> None:
-        """Answer with a status, messages, and the time of the answer."""
+    async def receive(self, caller: Caller, request: ReceiveMessageRequest, stream: Stream) -> int:
+        """Answer with a status, messages, and the time of the answer; the code of the status."""
         topic, group = "", ""
         found: list[PoppedMessage] = []
         try:
@@ -80,6 +80,7 @@ class Receiving:
         put(last.delivery_timestamp, self._clock.now())
         self._send(stream, last)
         stream.finish()
+        return status.code
 
     def _send(self, stream: Stream, response: ReceiveMessageResponse) -> None:
         stream.send_message(response.SerializeToString())

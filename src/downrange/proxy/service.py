@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from downrange.auth.access_control import Need
 from downrange.proxy.access import PUB, PUB_OR_SUB, SUB, CallGuard, group_need, topic_need
 from downrange.proxy.backend import Backend
+from downrange.proxy.call_figures import CallFigures, method_name
 from downrange.proxy.caller import Caller, caller_of
 from downrange.proxy.checks import check_group, check_topic
 from downrange.proxy.clients import Client, Clients
@@ -40,12 +41,13 @@ _UNSERVED: Final = frozenset({"PullMessage", "UpdateOffset", "GetOffset", "Query
 
 
 class Method(NamedTuple):
-    """One unary call: its messages, the rights it needs, and what answers it."""
+    """One unary call: its messages, the rights it needs, and what answers it; the name is for metrics."""
 
     request: Any
     response: Any
     needs: Callable[[Any], list[Need]]
     answer: Callable[[Caller, Any], Awaitable[Any]]
+    name: str = ""
 
 
 class Service:
@@ -55,6 +57,7 @@ class Service:
         self, backend: Backend, clients: Clients, renewal: Renewal, sending: Sending, receiving: Receiving,
         guard: CallGuard,
     ) -> None:  # fmt: skip
+        self.figures = CallFigures(clients)
         self._backend = backend
         self._clients = clients
         self._renewal = renewal
@@ -66,7 +69,7 @@ class Service:
         self.own_endpoints = m.Endpoints()
         """How clients reach this server, for those that do not say."""
         self._methods: dict[bytes, Method] = {
-            _PREFIX + name.encode(): method
+            _PREFIX + name.encode(): method._replace(name=method_name(name))
             for name, method in {
                 "QueryRoute": Method(
                     m.QueryRouteRequest, m.QueryRouteResponse, _needs_topic(PUB_OR_SUB), self.query_route
@@ -152,7 +155,8 @@ class Service:
         request = await self._request(stream, method.request)
         if request is None:
             return
-        caller = caller_of(stream, self._loop.time())
+        begun = self._loop.time()
+        caller = caller_of(stream, begun)
         try:
             if len(self._tasks) > MOST_CALLS and len(self._tasks) - len(self._clients) * 4 > MOST_CALLS:
                 raise Refused(Code.TOO_MANY_REQUESTS, "flow limit")
@@ -163,21 +167,26 @@ class Service:
         except Exception as error:
             response = method.response(status=status_of(error))
         stream.answer(response.SerializeToString())
+        self.figures.answered(method.name, response.status.code, self._loop.time() - begun)
 
     async def _receive(self, stream: Stream) -> None:
         request = await self._request(stream, m.ReceiveMessageRequest)
         if request is None:
             return
-        caller = caller_of(stream, self._loop.time())
+        begun = self._loop.time()
+        caller = caller_of(stream, begun)
         try:
             queue_topic = request.message_queue.topic.name
             await self._guard.check(caller, (group_need(request.group.name, SUB), topic_need(queue_topic, SUB)))
             caller.require_client_id()
         except Refused as error:
-            stream.send_message(m.ReceiveMessageResponse(status=status_of(error)).SerializeToString())
+            status = status_of(error)
+            stream.send_message(m.ReceiveMessageResponse(status=status).SerializeToString())
             stream.finish()
-            return
-        await self._receiving.receive(caller, request, stream)
+            code = status.code
+        else:
+            code = await self._receiving.receive(caller, request, stream)
+        self.figures.answered("receive_message", code, self._loop.time() - begun)
 
     async def _stream(self, stream: Stream) -> None:
         try:

@@ -203,7 +203,7 @@ def test_a_message_is_stored_and_shown_with_all_it_has() -> None:
     assert shown.system_properties.receipt_handle == HANDLE
 
 
-@pytest.mark.parametrize("packed", [gzip.compress(b"hello"), zlib.compress(b"hello")])
+@pytest.mark.parametrize("packed", [gzip.compress(b"hello"), zlib.compress(b"hello")], ids=["gzip", "zlib"])
 def test_compressed_bodies_are_shown_plain(packed: bytes) -> None:
     shown = to_message(replace(RECORD, body=packed, sys_flag=int(SysFlag.COMPRESSED)), "T")
     assert (shown.body, shown.system_properties.body_encoding) == (b"hello", Encoding.IDENTITY)

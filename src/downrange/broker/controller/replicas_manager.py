@@ -28,7 +28,7 @@ from downrange.model.errors import MQError
 from downrange.model.fencing import may_enter, may_lead
 from downrange.protocol.bodies.controller import HeartbeatResponse
 from downrange.protocol.bodies.members import BrokerHeartbeatRequest
-from downrange.protocol.codes import RequestCode
+from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command, request
 
 log = logging.getLogger(__name__)
@@ -161,9 +161,10 @@ class ReplicasManager:
             except MustRegister as error:
                 if not self._is_registered:
                     self._say(
-                        f"the controllers do not know id {self.broker_id} of this broker, which an operator made them "
-                        f"forget ({error}). Delete the file {IDENTITY} in its store directory and start it again: it "
-                        "gets another id"
+                        f"the controllers do not know the broker set of this broker, whose id was {self.broker_id}: an "
+                        f"operator made them forget it ({error}). The first broker that gets a new id becomes master, "
+                        f"so begin with the one that was master last: delete the file {IDENTITY} in its store "
+                        "directory and start it again; then do the same with the others"
                     )
                 self._is_registered = False
                 pause = _RETRY_SECONDS
@@ -178,7 +179,7 @@ class ReplicasManager:
         assert self.broker_id is not None
         if self._replication.role is HaRole.FENCED or not self._is_registered:
             await self._office.resign()
-            info = await self._ask.register(self.broker_id)
+            info = await self._register()
             self._is_registered = True
             await self._heartbeat()  # a broker that was never heard of is not elected
         else:
@@ -190,6 +191,23 @@ class ReplicasManager:
                 self._say("no broker can be elected: none that has all acknowledged messages is alive")
             else:
                 await self._adopt(elected, is_elected=True)
+
+    async def _register(self) -> ReplicaInfo:
+        """Register, with another id if an operator made the controllers forget this one.
+
+        Raises MustRegister when the whole set was forgotten. Then whoever gets an id first becomes master, whatever is
+        in its log: that is for the operator to choose.
+        """
+        assert self.broker_id is not None
+        try:
+            return await self._ask.register(self.broker_id)
+        except MustRegister:
+            await self._ask.replica_info()
+        forgotten = self.broker_id
+        self.broker_id = await self._apply_for_id()
+        self._replication.broker_id = self.broker_id
+        log.warning("another broker id=%d: an operator made the controllers forget id %d", self.broker_id, forgotten)
+        return await self._ask.register(self.broker_id)
 
     async def _adopt(self, info: ReplicaInfo, *, is_elected: bool = False) -> None:
         """Take the role that the controller's view of the broker set gives this broker."""
@@ -256,9 +274,12 @@ class ReplicasManager:
             self._controllers.tell_others(command, with_leader=True)
             return None
         self._controllers.tell_others(command)
-        own = self._replication
+        own, asked_as = self._replication, self.broker_id
         sent_at = boot_seconds()
         reply = await self._controllers.ask(command)
+        if reply.code == ResponseCode.BROKER_NEED_TO_BE_REGISTERED and asked_as == self.broker_id:
+            self._is_registered = False
+            self._wanted.set()
         answer = reply.header(HeartbeatResponse) if reply.code == 0 else HeartbeatResponse()
         if answer.lease_millis is None or answer.master_epoch is None:
             if own.role is HaRole.MASTER:

@@ -184,11 +184,25 @@ async def test_a_master_goes_on_when_its_poll_fails(tmp_path: Path, is_silent: b
         assert one.office.roles == [("master", 1)]
 
 
-async def test_a_broker_whose_id_was_cleaned_says_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broker_whose_id_was_cleaned_gets_another_one(tmp_path: Path) -> None:
+    async with java_controller() as controller, member(tmp_path / "1", controller) as one:
+        await until(master_in(one, 1))
+        (tmp_path / "2").mkdir()
+        (tmp_path / "2" / "brokerIdentity").write_text("DefaultCluster#broker-a#7")
+        controller.loses_answers_to = {int(RequestCode.CONTROLLER_APPLY_BROKER_ID)}
+        async with member(tmp_path / "2", controller, address="127.0.0.1:27712") as two:
+            await until(lambda: two.replication.role is HaRole.SLAVE)
+            assert (two.manager.broker_id, two.replication.broker_id) == (2, 2)
+        assert sorted(controller.codes) == [1, 2], "an answer that was lost burnt no id"
+    assert (tmp_path / "2" / "brokerIdentity").read_text() == "DefaultCluster#broker-a#2"
+
+
+async def test_a_broker_whose_set_was_cleaned_says_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "brokerIdentity").write_text("DefaultCluster#broker-a#7")
     async with java_controller() as controller, member(tmp_path, controller) as one:
         await until(lambda: controller.asked().count(1003) > 2)
         assert one.replication.role is HaRole.FENCED
+        assert not controller.codes, "it applied for no id"
     said = [record.getMessage() for record in caplog.records if "brokerIdentity" in record.getMessage()]
     assert len(said) == 1, "once for many attempts"
-    assert "id 7" in said[0]
+    assert "whose id was 7" in said[0]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Final
+
+RPC_MILLIS_BOUNDS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
+"""Of the time to answer a request, as RocketMQ 5 has them."""
 
 
 class Histogram:
