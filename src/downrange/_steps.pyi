@@ -5,6 +5,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from typing_extensions import Buffer
 
+from downrange.broker.due_messages import LogFile, Tick
 from downrange.broker.handlers import usual_sends
 from downrange.broker.pop.popped import PoppedQueue
 from downrange.client.consumer.messages import ReceivedMessage
@@ -67,6 +68,18 @@ def index_keys(
     end_offset: int,
     /,
 ) -> tuple[int, int, int, int] | None: ...
+def follow_chain(memory: mmap, start: int, position: int, units: int, /) -> tuple[int, bytes, bytes, bytes]: ...
+def add_due(
+    messages: new_messages.NewMessages,
+    units: array[int],
+    at: int,
+    work: int,
+    file: LogFile,
+    tick: Tick,
+    queues: ConsumeQueues,
+    fits: int,
+    /,
+) -> tuple[int, int]: ...
 def read_records(
     messages: new_messages.NewMessages,
     memory: mmap,
@@ -95,15 +108,18 @@ def encode_popped(
     byte_count: int,
     /,
 ) -> bytes | None: ...
-def entries_behind(
+def unread_queues(
     states: dict[tuple[str, int], QueueState],
     rows: array[int],
+    memory: bytearray,
     topic: str,
     first: int,
-    stop: int,
+    queues: int,
     offsets: dict[int, int],
+    most: int,
+    readable: tuple[int, int, int],
     /,
-) -> int | None: ...
+) -> list[tuple[int, int, int, bytes, int]] | None: ...
 def cut_pop(header: bytes, /) -> tuple[bytes, int, int] | None: ...
 def read_acks(
     frames: list[Frame], at: int, stop: int, pieces: tuple[bytes, ...], /
@@ -155,6 +171,7 @@ def read_usual(
     data: bytes, queue: MessageQueue, topic: str, min_offset: int, max_offset: int, kind: type[ReceivedMessage], /
 ) -> list[ReceivedMessage] | None: ...
 def walk_records(buffer: Buffer, /) -> bytes | None: ...
+def read_heads(buffer: Buffer, starts: Buffer, /) -> bytes | None: ...
 def first_not_allowed(
     frames: list[Frame],
     origins: list[Any],

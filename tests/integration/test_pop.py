@@ -112,7 +112,14 @@ async def test_metrics_of_leases(tmp_path: Path) -> None:
     assert sample(held, "rocketmq_rpc_latency_count", 'response_code="polling_timeout"') == 1
     assert sample(held, "rocketmq_pop_revive_in_message_total", 'revive_message_type="CK"') == 1
     assert sample(held, "rocketmq_pop_revive_in_message_total", 'revive_message_type="ACK"') == 1
+    assert sample(held, "rocketmq_pop_revive_out_message_total", 'revive_message_type="CK"') == 0
+    assert sample(held, "rocketmq_pop_offset_buffer_size") == 1
+    assert sum(sample(held, "rocketmq_pop_revive_lag", f'queue_id="{number}"') for number in range(8)) == 2
+    assert sample(held, "rocketmq_pop_buffer_scan_time_consume_count") >= 1
     assert sample(ended, "rocketmq_pop_checkpoint_buffer_size") == 0
+    assert sample(ended, "rocketmq_pop_revive_out_message_total", 'revive_message_type="CK"') == 1
+    assert sample(ended, "rocketmq_pop_revive_out_message_total", 'revive_message_type="ACK"') == 2
+    assert sum(sample(ended, "rocketmq_pop_revive_lag", f'queue_id="{number}"') for number in range(8)) == 0
     assert sample(ended, "rocketmq_pop_revive_in_message_total", 'revive_message_type="ACK"') == 2
     assert sample(ended, "rocketmq_pop_revive_retry_messages_total", 'topic="orders"') == 1
     assert sample(ended, "rocketmq_pop_revive_latency") == 0

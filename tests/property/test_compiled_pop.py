@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from array import array
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +39,7 @@ def test_pops_are_cut_alike_and_say_what_they_say(random: Random) -> None:
 @settings(max_examples=200, deadline=None)
 def test_offsets_and_backlogs_are_counted_alike(random: Random) -> None:
     checks.same_offset_list(random)
-    checks.same_entries_behind(random)
+    checks.same_unread_queues(random)
 
 
 @given(random=SEEDS)
@@ -62,8 +60,9 @@ def test_no_reference_is_kept_or_lost() -> None:
     size = sum(queue.byte_count for queue in queues)
     numbers = 10**12, 10**7, 10**8, 10**9
     frames = [checks.ack_frame(Random(seed)) for seed in range(40)]
-    state, rows, offsets = SimpleNamespace(row=8), array("q", range(16)), {0: 10**6}
-    states = {("T", 0): state}
+    tails, states = checks.tails_of(Random(5), 5)
+    rows, offsets = tails.rows, dict.fromkeys(range(5), 0)
+    state = next(iter(states.values()))
     header = b'{"code":200050,"extFields":{"bornTime":"17","topic":"T"},"opaque":1234,"version":1}'
     watched: list[Any] = [queues, queues[0], queues[0].records, numbers, frames, state, rows, offsets, header, None]
 
@@ -72,8 +71,10 @@ def test_no_reference_is_kept_or_lost() -> None:
         taken.encode_popped(FOUND_PIECES, numbers, 10**6, queues, size + 1)
         for at in range(len(frames)):
             taken.read_acks(frames, at, len(frames), DONE_PIECES)
-        assert taken.entries_behind(states, rows, "T", 0, 1, offsets) == 0
-        assert taken.entries_behind(states, rows, "T", 0, 2, offsets) is None
+        for most in (0, 5, 1000):
+            for number in (5, 6):
+                taken.unread_queues(states, rows, tails.memory, "T", 0, number, offsets, most, (0, 10**9, 10**9))
+                taken.unread_queues(states, rows, tails.memory, "T", 0, number, offsets, most, (0, 10**3, 10**9))
         assert taken.cut_pop(header) is not None
         assert taken.offset_list(10**6, 2**40 + 1) is not None
 

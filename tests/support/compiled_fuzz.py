@@ -21,6 +21,7 @@ from tests.support import compiled_pull_checks as pull_checks
 from tests.support import compiled_replay_checks as replay_checks
 from tests.support import compiled_send_checks as send_checks
 from tests.support import compiled_signature_checks as signature_checks
+from tests.support import compiled_timer_checks as timer_checks
 
 
 def run(seconds: float, seed: int) -> int:
@@ -46,7 +47,7 @@ def run(seconds: float, seed: int) -> int:
             pop_checks.same_acks(random)
             pop_checks.same_cut_of_a_pop(random)
             pop_checks.same_offset_list(random)
-            pop_checks.same_entries_behind(random)
+            pop_checks.same_unread_queues(random)
             pop_checks.same_pop_reply(random)
             pop_checks.refuses_nonsense_about_pops(random)
             pick_checks.same_pick_of_all(random)
@@ -62,8 +63,11 @@ def run(seconds: float, seed: int) -> int:
             client_checks.refuses_nonsense_about_the_client(random)
             property_checks.same_properties(random)
             property_checks.same_walk(random)
+            property_checks.same_heads(random)
             property_checks.refuses_nonsense_about_properties(random)
             replay_checks.refuses_nonsense_about_a_replay(random)
+            timer_checks.same_chains(random)
+            timer_checks.refuses_nonsense_about_timers(random)
         if rounds % 10 == 0:
             with TemporaryDirectory() as root:
                 checks.same_files(random, root)
@@ -71,6 +75,8 @@ def run(seconds: float, seed: int) -> int:
                 replay_checks.same_recovery(random, root)
             with TemporaryDirectory() as root:
                 replay_checks.same_slaves(random, root)
+            with TemporaryDirectory() as root:
+                timer_checks.same_deliveries(random, root)
         rounds += 1
     return rounds
 

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from downrange import compiled
-from downrange.broker.pop import looking
 from downrange.broker.pop.pop_reply import offset_infos
 from downrange.broker.pop.popped import PoppedQueue
 from downrange.model.errors import MQError
@@ -30,14 +29,16 @@ from downrange.protocol.bodies.pop_frames import DONE_PIECES, FOUND_PIECES, foun
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode
+from downrange.store.queue import unread
 from downrange.store.queue.backlog import pieces_of
-from downrange.store.queue.queue_tails import END, ROW
+from downrange.store.queue.queue_entry import ENTRY
+from downrange.store.queue.queue_tails import BLOCK, END, ROW, START, QueueTails
 from tests.support.compiled_pull_checks import backlog, bytes_of
 from tests.support.twins import pure_twin
 
 in_python_frames: Any = pure_twin(pop_frames.__name__)
 in_python_bodies: Any = pure_twin(pop.__name__)
-in_python_looking: Any = pure_twin(looking.__name__)
+in_python_unread: Any = pure_twin(unread.__name__)
 _NONSENSE: tuple[Any, ...] = (
     None, "x", b"x", -1, 2**63, 1.5, [], (), {}, object(), [b"x"], (1, b"", b""), [(0, b"", b"")],
 )  # fmt: skip
@@ -199,21 +200,32 @@ def same_offset_list(random: Random) -> None:
     assert pop.offset_list(start, bits) == in_python_bodies.offset_list(start, bits)
 
 
-def same_entries_behind(random: Random) -> None:
+def tails_of(random: Random, queues: int) -> tuple[QueueTails, dict[Any, Any]]:
+    """Queues with entries, of which most are in memory."""
+    tails, states, place = QueueTails(), {}, 0
+    for queue_id in range(queues):
+        row = tails.add_row()
+        tails.rows[row + END] = tails.rows[row + START] = 20 * random.choice((0, 0, 7))
+        for _ in range(random.choice((0, 1, 11, 12, 13, 50))):
+            size = random.choice((100, 300, 5000))
+            tails.extend(row, ENTRY.pack(place, size, 0))
+            place += size
+        if random.random() < 0.95:
+            states["T", queue_id] = SimpleNamespace(row=row)
+    return tails, states
+
+
+def same_unread_queues(random: Random) -> None:
     queues = random.randrange(1, 9)
-    rows = array("q", [0] * ROW * queues)
-    states: dict[Any, Any] = {}
+    tails, states = tails_of(random, queues)
     offsets: dict[int, int] = {}
     for queue_id in range(queues):
-        rows[queue_id * ROW + END] = 20 * random.randrange(100)
         if random.random() < 0.95:
-            states["T", queue_id] = SimpleNamespace(row=queue_id * ROW)
-        if random.random() < 0.95:
-            offsets[queue_id] = random.choice((random.randrange(100), random.randrange(100), -1, 10**9))
-    first = random.randrange(queues + 1)
-    stop = random.randrange(first, queues + 1)
-    arguments = states, rows, "T", first, stop, offsets
-    assert compiled.steps.entries_behind(*arguments) == in_python_looking.entries_behind(*arguments)
+            offsets[queue_id] = random.choice((0, 0, random.randrange(60), random.randrange(60), -1, 10**9))
+    readable = random.choice((0, 0, 5000)), random.choice((10**9, 10**5)), random.choice((10**6, 10**4))
+    most = random.choice((0, 1, 32, 1000))
+    arguments = states, tails.rows, tails.memory, "T", random.randrange(100), queues, offsets, most, readable
+    assert compiled.steps.unread_queues(*arguments) == in_python_unread.unread_queues(*arguments)
 
 
 def popped_queues(random: Random, *, spoilt: bool) -> list[PoppedQueue]:
@@ -249,7 +261,20 @@ def refuses_nonsense_about_pops(random: Random) -> None:
         (steps.cut_pop, [b""]),
         (steps.read_acks, [[ack_frame(random)], 0, 1, DONE_PIECES]),
         (steps.offset_list, [5, 5]),
-        (steps.entries_behind, [{("T", 0): SimpleNamespace(row=0)}, array("q", [0] * ROW), "T", 0, 1, {0: 0}]),
+        (
+            steps.unread_queues,
+            [
+                {("T", 0): SimpleNamespace(row=0)},
+                array("q", [0] * ROW),
+                bytearray(BLOCK),
+                "T",
+                0,
+                1,
+                {0: 0},
+                5,
+                (0, 9, 9),
+            ],
+        ),
         (steps.encode_popped, [FOUND_PIECES, (1, 2, 3, 4), 7, queues, sum(one.byte_count for one in queues)]),
     ]
     step, arguments = random.choice(calls)
@@ -264,4 +289,4 @@ def refuses_nonsense_about_pops(random: Random) -> None:
         made = step(*arguments)
     except (TypeError, AttributeError):
         return
-    assert made is None or isinstance(made, bytes | int | tuple)
+    assert made is None or isinstance(made, bytes | int | tuple | list)

@@ -120,10 +120,10 @@ class _State:
         self.is_special: object = False
 
 
-def record(random: Random, queue_offset: int) -> bytes:
-    text = cases.text(random)
+def record(random: Random, queue_offset: int, topic: str = "TopicA", text: str | None = None) -> bytes:
+    text = cases.text(random) if text is None else text
     message = StoredMessage(
-        topic="TopicA",
+        topic=topic,
         queue_id=1,
         queue_offset=QueueOffset(queue_offset),
         physical_offset=PhysicalOffset(0),

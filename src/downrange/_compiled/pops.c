@@ -1,4 +1,4 @@
-/* Pops: cut_pop of protocol/bodies/pop_frames.py, entries_behind of broker/pop/looking.py, encode_popped of
+/* Pops: cut_pop of protocol/bodies/pop_frames.py, unread_queues of store/queue/unread.py, encode_popped of
    broker/pop/pop_reply.py, offset_list of protocol/bodies/pop.py. */
 #include "queue_tails.h"
 
@@ -56,7 +56,14 @@ PyObject *cut_pop(PyObject *Py_UNUSED(module), PyObject *header) {
     return Py_BuildValue("(NLL)", text, (long long)opaque, (long long)born);
 }
 
-/* --- entries_behind --- */
+/* --- unread_queues --- */
+
+/* What all queues are read with. */
+typedef struct {
+    PyObject *states, *topic, *offsets;
+    Py_buffer rows, memory;
+    int64_t most, least, end, most_bytes; /* entries; their records lie in the log from `least` to `end` */
+} Unread;
 
 /* What an int of a dictionary by queue id is; 0 when there is none that fits, perhaps with an exception. */
 static int offset_of(PyObject *offsets, PyObject *queue_id, int64_t *offset) {
@@ -64,35 +71,100 @@ static int offset_of(PyObject *offsets, PyObject *queue_id, int64_t *offset) {
     return value != NULL && as_number(value, 0, INT64_MAX / ENTRY_SIZE, offset);
 }
 
-/* 0 for a queue that is left to Python, perhaps with an exception. */
-static int count_behind(PyObject *states, const Py_buffer *rows, PyObject *topic, int64_t queue_id, PyObject *offsets,
-                        int64_t *total) {
-    int64_t offset, row_number, *row = NULL;
-    PyObject *number = PyLong_FromLongLong(queue_id), *key = number == NULL ? NULL : PyTuple_Pack(2, topic, number);
-    PyObject *state = key == NULL ? NULL : PyDict_GetItemWithError(states, key);
-    if (state != NULL && offset_of(offsets, number, &offset)) {
-        PyObject *value = PyObject_GetAttr(state, s_row);
-        if (value != NULL && as_number(value, 0, INT64_MAX, &row_number)) row = row_at(rows, row_number);
-        Py_XDECREF(value);
+/* Copy entries from one logical byte to another, block by block from the last one on; 0 unless all are in memory. */
+static int copy_entries(const Unread *of, const int64_t *row, int64_t position, int64_t stop, byte *to) {
+    int64_t at = row[AT], block = (at - 1) & -(int64_t)BLOCK, begin = row[END] - (at - block - FIRST);
+    if (at <= BLOCK || position < row[START]) return 0;
+    for (;;) {
+        if (block < BLOCK || block > of->memory.len - BLOCK) return 0;
+        int64_t first = begin > position ? begin : position;
+        int64_t last = begin + BLOCK - FIRST < stop ? begin + BLOCK - FIRST : stop;
+        const byte *from = (const byte *)of->memory.buf + block;
+        if (last > first) put_bytes(to + (first - position), from + FIRST + (first - begin), last - first);
+        if (begin <= position) return 1;
+        block = get_native(from), begin -= BLOCK - FIRST;
     }
-    if (row != NULL && row[END] / ENTRY_SIZE > offset) *total += row[END] / ENTRY_SIZE - offset;
-    Py_XDECREF(key);
-    Py_XDECREF(number);
-    return row != NULL;
 }
 
-/* states, rows, topic, first queue, stop, offsets -> entries; None when a queue or an offset is missing */
-PyObject *entries_behind(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    int64_t first, stop, total = 0;
-    Py_buffer rows;
-    if (count != 6 || !PyDict_Check(args[0]) || !PyUnicode_CheckExact(args[2]) || !PyDict_Check(args[5])
-        || !as_number(args[3], 0, INT32_MAX, &first) || !as_number(args[4], 0, INT32_MAX, &stop))
-        return wrong_arguments("entries_behind");
-    if (!take_buffer(args[1], &rows)) return wrong_arguments("entries_behind");
-    int is_known = 1;
-    for (; is_known && first < stop; first++) is_known = count_behind(args[0], &rows, args[2], first, args[5], &total);
-    PyBuffer_Release(&rows);
-    return is_known ? PyLong_FromLongLong(total) : refuse();
+/* The bytes of the records that entries point to; -1 when not all lie in the part of the log that is read. */
+static int64_t bytes_of(const Unread *of, const byte *entries, int64_t count) {
+    int64_t total = 0;
+    for (const byte *at = entries; at < entries + count * ENTRY_SIZE; at += ENTRY_SIZE) {
+        int64_t offset = get64(at), size = get32(at + 8);
+        if (offset < of->least || offset > of->end || size > of->end - offset) return -1;
+        total += size;
+    }
+    return total > of->most_bytes ? -1 : total;
+}
+
+/* The first unread entries of a queue, as many as are wanted; none, and none of later queues, if they are unusual. */
+static PyObject *read_entries(Unread *of, const int64_t *row, int64_t offset, int64_t unread, int64_t *byte_count) {
+    int64_t count = unread < of->most ? unread : of->most;
+    if (count < 0) count = 0;
+    PyObject *entries = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * ENTRY_SIZE);
+    *byte_count = 0;
+    if (entries == NULL || count == 0) return entries;
+    byte *to = (byte *)PyBytes_AS_STRING(entries);
+    int64_t position = offset * ENTRY_SIZE;
+    if (copy_entries(of, row, position, position + count * ENTRY_SIZE, to)
+        && (*byte_count = bytes_of(of, to, count)) > 0) {
+        of->most -= count;
+        return entries;
+    }
+    of->most = *byte_count = 0;
+    Py_DECREF(entries);
+    return PyBytes_FromStringAndSize(NULL, 0);
+}
+
+/* Add a queue to the list unless the offset is its end; 0 for a queue that is left to Python, perhaps with an exception. */
+static int add_unread(PyObject *list, Unread *of, int64_t queue_id) {
+    int64_t offset, row_number, byte_count;
+    const int64_t *row = NULL;
+    PyObject *number = PyLong_FromLongLong(queue_id), *key = number == NULL ? NULL : PyTuple_Pack(2, of->topic, number);
+    PyObject *state = key == NULL ? NULL : PyDict_GetItemWithError(of->states, key);
+    if (state != NULL && offset_of(of->offsets, number, &offset)) {
+        PyObject *value = PyObject_GetAttr(state, s_row);
+        if (value != NULL && as_number(value, 0, INT64_MAX, &row_number)) row = row_at(&of->rows, row_number);
+        Py_XDECREF(value);
+    }
+    int is_known = row != NULL;
+    if (is_known && row[END] / ENTRY_SIZE != offset) {
+        int64_t unread = row[END] / ENTRY_SIZE - offset;
+        PyObject *entries = read_entries(of, row, offset, unread, &byte_count);
+        PyObject *found = entries == NULL ? NULL : Py_BuildValue("(LLLNL)", (long long)queue_id, (long long)offset,
+                                                                 (long long)unread, entries, (long long)byte_count);
+        is_known = found != NULL && PyList_Append(list, found) == 0;
+        Py_XDECREF(found);
+    }
+    Py_XDECREF(key);
+    Py_XDECREF(number);
+    return is_known;
+}
+
+/* states, rows, memory, topic, first queue, queues, offsets, most, readable -> queue id, offset, unread entries, the
+   first of them and the bytes of their records, for each queue that has any; None when a queue or an offset is missing */
+PyObject *unread_queues(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    int64_t first, queues;
+    Unread of = {0};
+    if (count != 9 || !PyDict_Check(args[0]) || !PyUnicode_CheckExact(args[3]) || !PyDict_Check(args[6])
+        || !as_number(args[4], 0, INT32_MAX, &first) || !as_number(args[5], 0, INT32_MAX, &queues)
+        || !as_number(args[7], 0, INT32_MAX, &of.most) || !PyTuple_CheckExact(args[8]) || PyTuple_GET_SIZE(args[8]) != 3
+        || !as_number(PyTuple_GET_ITEM(args[8], 0), 0, INT64_MAX, &of.least)
+        || !as_number(PyTuple_GET_ITEM(args[8], 1), 0, INT64_MAX, &of.end)
+        || !as_number(PyTuple_GET_ITEM(args[8], 2), 0, INT64_MAX, &of.most_bytes))
+        return wrong_arguments("unread_queues");
+    if (!take_buffer(args[1], &of.rows) || !take_buffer(args[2], &of.memory)) {
+        if (of.rows.obj != NULL) PyBuffer_Release(&of.rows);
+        if (of.memory.obj != NULL) PyBuffer_Release(&of.memory);
+        return wrong_arguments("unread_queues");
+    }
+    of.states = args[0], of.topic = args[3], of.offsets = args[6];
+    PyObject *list = PyList_New(0);
+    for (int64_t n = first; list != NULL && n < first + queues; n++)
+        if (!add_unread(list, &of, n % queues)) Py_CLEAR(list);
+    PyBuffer_Release(&of.memory);
+    PyBuffer_Release(&of.rows);
+    return list != NULL ? list : refuse();
 }
 
 /* --- offset_list and encode_popped --- */

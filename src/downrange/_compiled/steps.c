@@ -12,9 +12,11 @@ static PyMethodDef functions[] = {
     {"put_entries", (PyCFunction)(void (*)(void))put_entries, METH_FASTCALL, NULL},
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
     {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, NULL},
+    {"follow_chain", (PyCFunction)(void (*)(void))follow_chain, METH_FASTCALL, NULL},
+    {"add_due", (PyCFunction)(void (*)(void))add_due, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
     {"encode_popped", (PyCFunction)(void (*)(void))encode_popped, METH_FASTCALL, NULL},
-    {"entries_behind", (PyCFunction)(void (*)(void))entries_behind, METH_FASTCALL, NULL},
+    {"unread_queues", (PyCFunction)(void (*)(void))unread_queues, METH_FASTCALL, NULL},
     {"cut_pop", cut_pop, METH_O, NULL},
     {"read_acks", (PyCFunction)(void (*)(void))read_acks, METH_FASTCALL, NULL},
     {"offset_list", (PyCFunction)(void (*)(void))offset_list, METH_FASTCALL, NULL},
@@ -29,6 +31,7 @@ static PyMethodDef functions[] = {
     {"take_stored_replies", (PyCFunction)(void (*)(void))take_stored_replies, METH_FASTCALL, NULL},
     {"read_usual", (PyCFunction)(void (*)(void))read_usual, METH_FASTCALL, NULL},
     {"walk_records", walk_records, METH_O, NULL},
+    {"read_heads", (PyCFunction)(void (*)(void))read_heads, METH_FASTCALL, NULL},
     {"first_not_allowed", (PyCFunction)(void (*)(void))first_not_allowed, METH_FASTCALL, NULL},
     {"hmac_states", hmac_states, METH_O, NULL},
     {"split_properties", (PyCFunction)(void (*)(void))split_properties, METH_FASTCALL, NULL},
@@ -61,7 +64,7 @@ PyMODINIT_FUNC PyInit__steps(void) {
     if (!make_reply_names() || !make_pop_names()) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL
-        && (PyModule_AddIntConstant(module, "VERSION", 4) < 0 || PyModule_AddType(module, &topic_table_type) < 0
+        && (PyModule_AddIntConstant(module, "VERSION", 5) < 0 || PyModule_AddType(module, &topic_table_type) < 0
             || add_sockets(module) < 0 || !add_new_messages(module) || !add_sends(module) || !add_record_layout(module)))
         Py_CLEAR(module);
     return module;

@@ -30,9 +30,11 @@ PyObject *write_records(PyObject *module, PyObject *const *args, Py_ssize_t coun
 PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *follow_chain(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *add_due(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_popped(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *entries_behind(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *unread_queues(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *cut_pop(PyObject *module, PyObject *header);
 PyObject *read_acks(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *offset_list(PyObject *module, PyObject *const *args, Py_ssize_t count);
@@ -47,6 +49,7 @@ PyObject *encode_send(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *take_stored_replies(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_usual(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *walk_records(PyObject *module, PyObject *buffer);
+PyObject *read_heads(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *first_not_allowed(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *hmac_states(PyObject *module, PyObject *secret);
 PyObject *split_properties(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -112,6 +112,30 @@ int keep_row(TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t siz
     return is_kept;
 }
 
+static int64_t learn_row(PyObject *by_topic, TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t size,
+                         int64_t queue_id) {
+    PyObject *key = Py_BuildValue("(y#L)", topic, size, (long long)queue_id);
+    PyObject *state = key == NULL ? NULL : PyDict_GetItemWithError(by_topic, key);
+    Py_XDECREF(key);
+    if (state == NULL || state == Py_None) return -1;
+    Py_INCREF(state);
+    PyObject *number = PyObject_GetAttr(state, s_row), *is_special = PyObject_GetAttr(state, s_is_special);
+    int64_t row = -1;
+    if (is_special == Py_False) as_number(number, 0, INT64_MAX, &row);
+    Py_DECREF(state);
+    Py_XDECREF(number);
+    Py_XDECREF(is_special);
+    if (row >= 0) keep_row(table, hash, topic, size, queue_id, row);
+    return PyErr_Occurred() ? -1 : row;
+}
+
+int64_t find_row(PyObject *by_topic, TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t size, int64_t queue_id) {
+    Destination to;
+    int64_t row = -1;
+    if (find_topic(table, hash, topic, size, &to)) row = row_of_queue(&to, queue_id);
+    return row >= 0 ? row : learn_row(by_topic, table, hash, topic, size, queue_id);
+}
+
 static void free_slots(TopicTable *table) {
     for (uint64_t at = 0; table->slots != NULL && at <= table->mask; at++) Py_XDECREF(table->slots[at].packed);
     free(table->slots);

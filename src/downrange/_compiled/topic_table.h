@@ -1,5 +1,5 @@
 /* The rows of a topic's queues, by the topic's bytes: what broker/handlers/usual_sends.py knows, for usual_sends.c,
-   and which queues were met in the log, for read_records.c. */
+   and which queues were met in the log, for read_records.c and due.c. */
 #ifndef DOWNRANGE_TOPIC_TABLE_H
 #define DOWNRANGE_TOPIC_TABLE_H
 
@@ -49,6 +49,10 @@ static inline int64_t row_of_queue(const Destination *destination, int64_t queue
     memcpy(&row, destination->rows + queue_id * (int64_t)sizeof row, sizeof row);
     return row;
 }
+
+/* The row of a queue, from the table or from `by_topic` (queues by raw topic and id), and then it is remembered; -1 when it is
+   not known, or special, or with an exception. */
+int64_t find_row(PyObject *by_topic, TopicTable *table, uint32_t hash, const byte *topic, Py_ssize_t size, int64_t queue_id);
 
 /* Ask for the place where the topic with this hash most likely is. */
 static inline void fetch_topic(const TopicTable *table, uint32_t hash) {

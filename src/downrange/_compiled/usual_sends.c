@@ -44,22 +44,6 @@ typedef struct {
 } Taken;
 
 static PyObject *n_peer_host;
-static const uint64_t HIGH_BITS = 0x8080808080808080u;
-
-static int is_utf8(const byte *at, Py_ssize_t size) {
-    uint64_t eight;
-    Py_ssize_t n = 0;
-    for (; n + 8 <= size; n += 8) {
-        memcpy(&eight, at + n, 8);
-        if (eight & HIGH_BITS) break;
-    }
-    while (n < size && at[n] < 0x80) n++;
-    if (n == size) return 1;
-    PyObject *text = PyUnicode_DecodeUTF8((const char *)at, size, NULL);
-    if (text == NULL && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
-    Py_XDECREF(text);
-    return text != NULL;
-}
 
 /* What stands in the properties of a message that is to be looked at. */
 typedef struct {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from downrange.auth.access_control import AccessControl
+from downrange.auth.account_sync import AccountSync
 from downrange.auth.audit import AuditLog
 from downrange.auth.gate import Gate
 from downrange.auth.guard import Guard
@@ -83,7 +84,6 @@ from downrange.broker.replication.master import Slaves
 from downrange.broker.request_path import RequestPath
 from downrange.broker.role_services import RoleServices
 from downrange.broker.routes import Commands
-from downrange.broker.services.account_sync import AccountSync
 from downrange.broker.services.delay import DelayService
 from downrange.broker.services.flushing import Flusher
 from downrange.broker.services.housekeeping import clean_filters, clean_up, expire_clients, save_every, save_soon
@@ -227,6 +227,7 @@ class RunningBroker:
     inner: InnerAccount | None
     gate: Gate | None
     audit: AuditLog
+    statistics: Statistics
 
     @property
     def own_account(self) -> tuple[str, str] | None:
@@ -329,7 +330,7 @@ async def _serving(
     for_master = RoleServices(delay=delay.run, revival=revival.run, transactions=transactions.run)
     sync = SlaveSync(tables, delay, timer, modes, registration, pool)
     if access.users is not None:
-        sync.copy_accounts = AccountSync(access.users, pool).copy
+        sync.copy_accounts = AccountSync(access.users, pool.request).copy
     controlled: ControlledBroker | None = None
     if isinstance(slaves, InSyncSlaves):
         assert for_slaves is not None
@@ -365,7 +366,7 @@ async def _serving(
     routes = [
         transactions_handlers.routes,
         ReplyHandlers(reader, writer, producers).routes,
-        ClientHandlers(live, tables, locks, clock).routes,
+        ClientHandlers(live, tables, locks, clock, was_killed=not store.recovery.clean).routes,
         OffsetHandlers(store, offsets).routes,
         TopicHandlers(live, tables, store, retention, statistics, registration.register_changes).routes,
         GroupHandlers(live, tables, statistics).routes,
@@ -473,6 +474,7 @@ async def _serving(
                     inner,
                     gate,
                     audit,
+                    statistics,
                 )
             finally:
                 await registration.unregister()

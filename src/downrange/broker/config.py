@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
+from downrange.auth.access_config import AuditConfig
 from downrange.auth.plain_acl_files import PLAIN_ACL
 from downrange.settings import ConfigError, Property, masked, parse_properties, setting
 from downrange.store.config import BrokerRole
@@ -18,7 +19,7 @@ from downrange.transport.tls_config import NO_TLS, TlsConfig
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerConfig:
+class BrokerConfig(AuditConfig):
     namesrv_addr: str | None = setting(None, "Name servers, separated by semicolons.")
     broker_name: str = setting(socket.gethostname(), "Name of this broker; a master and its slaves share one.")
     broker_cluster_name: str = setting("DefaultCluster", "Cluster this broker belongs to.")
@@ -168,25 +169,6 @@ class BrokerConfig:
     )
     migrate_auth_from_v1_enabled: bool = setting(
         False, "Make users and ACLs of the accounts in plain_acl.yml and acl/*.yml that are no users yet, at start."
-    )
-    failed_login_wait_mills: int = setting(
-        1000,
-        "How long a connection waits before each further login from an address with more than 20 failed ones; 0: not "
-        "at all. Not a key of RocketMQ.",
-        unit="ms",
-        minimum=0,
-        maximum=60_000,
-    )
-    audit_log_file: Path | None = setting(
-        None,
-        "File for the audit log: refused requests, and requests that change something. Only with access control. It "
-        "has mode 600. Empty: only the ordinary log. Not a key of RocketMQ.",
-    )
-    audit_log_file_size: int = setting(
-        64 << 20,
-        "Size at which the audit log begins a new file; five older ones are kept. Not a key of RocketMQ.",
-        unit="bytes",
-        minimum=1 << 10,
     )
     metrics_port: int = setting(
         5557, "Port of /metrics and /healthz; 0 takes a free one, -1 turns them off.", minimum=-1, maximum=65535

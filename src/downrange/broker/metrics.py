@@ -16,6 +16,7 @@ from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
 from downrange.broker.timer_metrics import TimerMetrics
 from downrange.clock import Clock
+from downrange.model.histogram import Histogram
 from downrange.transport.http_pages import HttpReply, HttpServer
 
 if TYPE_CHECKING:
@@ -86,11 +87,22 @@ class PopFigures(Protocol):
     checkpoints: int
     acknowledgements: int
     revived: Counter[tuple[str, str]]
+    scan_millis: Histogram
 
     @property
-    def leases(self) -> Sized: ...
+    def leases(self) -> LeaseFigures: ...
     @property
     def overdue_millis(self) -> int: ...
+    def needed_records(self) -> dict[int, tuple[int, int]]: ...
+
+
+class LeaseFigures(Sized, Protocol):
+    """The part of the Leases that metrics read."""
+
+    ended: int
+
+    @property
+    def messages(self) -> int: ...
 
 
 class TimerFigures(Protocol):

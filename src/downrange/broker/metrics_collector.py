@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from downrange.broker.metrics import MetricSources, PopFigures
-from downrange.broker.statistics import RPC_MILLIS_BOUNDS
 from downrange.broker.tallies import SIZE_BOUNDS, PutTally
+from downrange.model.histogram import RPC_MILLIS_BOUNDS
 from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, is_system_topic
 from downrange.protocol.codes import LanguageCode, RequestCode, ResponseCode
 
@@ -176,6 +176,12 @@ class BrokerCollector:
             for (group, mode, language, version), count in consumers.items()
         ]
         yield from self._gauge("consumer_connections", "Connected consumers.", consumer_samples)
+        grpc = self._sources.traffic.statistics.grpc
+        open_ones: list[tuple[Labels, float]] = [] if grpc is None else [({}, grpc.connections)]
+        yield from self._gauge("grpc_connections", "Open connections of gRPC clients.", open_ones, OWN_PREFIX)
+        kinds = {} if grpc is None else grpc.clients
+        by_type = [({"client_type": kind}, count) for kind, count in kinds.items()]
+        yield from self._gauge("grpc_clients", "gRPC clients by type.", by_type, OWN_PREFIX)
 
     def _lag(self) -> Iterator[bytes]:
         lags, latencies = [], []
@@ -237,9 +243,14 @@ class BrokerCollector:
 
     def _pop(self) -> Iterator[bytes]:
         pop = self._sources.traffic.pop
-        records = {} if pop is None else {"CK": pop.checkpoints, "ACK": pop.acknowledgements}
-        kinds = [({"revive_message_type": kind}, count) for kind, count in records.items()]
-        yield from self._counter("pop_revive_in_message", "Records of leases, and of ended leases.", kinds)
+        stored = {} if pop is None else {"CK": pop.checkpoints, "ACK": pop.acknowledgements}
+        done = {} if pop is None else {"CK": pop.leases.ended, "ACK": pop.acknowledgements}
+        for name, text, records in (
+            ("pop_revive_in_message", "Records of leases, and of ended leases.", stored),
+            ("pop_revive_out_message", "Records that nobody waits for any more.", done),
+        ):
+            kinds = [({"revive_message_type": kind}, count) for kind, count in records.items()]
+            yield from self._counter(name, text, kinds)
         again = [
             ({"topic": topic, "consumer_group": group}, count)
             for (topic, group), count in ({} if pop is None else pop.revived).items()
@@ -247,10 +258,21 @@ class BrokerCollector:
         yield from self._counter("pop_revive_retry_messages", "Messages that came again, not acknowledged.", again)
         gauges: dict[str, tuple[str, Callable[[PopFigures], int]]] = {
             "pop_checkpoint_buffer_size": ("Leases of messages that consumers hold.", lambda of: len(of.leases)),
+            "pop_offset_buffer_size": ("Messages that consumers hold.", lambda of: of.leases.messages),
             "pop_revive_latency": ("How late the oldest lease ends in ms.", lambda of: of.overdue_millis),
         }
         for name, (text, value) in gauges.items():
             yield from self._gauge(name, text, [] if pop is None else [({}, value(pop))])
+        lags = [
+            ({"queue_id": str(queue_id)}, end - needed)
+            for queue_id, (needed, end) in ({} if pop is None else pop.needed_records()).items()
+        ]
+        yield from self._gauge("pop_revive_lag", "Records from the oldest one on that is still needed.", lags)
+        if pop is not None:
+            scans = pop.scan_millis
+            text = "Time to look for leases that are due in ms."
+            rows: list[tuple[Labels, Sequence[int], float]] = [({}, scans.counts, scans.sum)]
+            yield from self._histogram("pop_buffer_scan_time_consume", text, scans.bounds, rows)
 
     def _storage(self) -> Iterator[bytes]:
         store = self._sources.store
@@ -282,6 +304,10 @@ class BrokerCollector:
                 histogram.sum,
             )
             for (request, response), histogram in statistics.rpcs.items()
+        ]
+        rpcs += [
+            ({"protocol_type": "grpc", "request_code": method, "response_code": code}, histogram.counts, histogram.sum)
+            for (method, code), histogram in (statistics.grpc.calls if statistics.grpc is not None else {}).items()
         ]
         yield from self._histogram("rpc_latency", "Time to answer a request in ms.", RPC_MILLIS_BOUNDS, rpcs)
         delays = statistics.delays

@@ -18,10 +18,10 @@ from downrange.protocol.framing import Frame, code_of, next_run
 from downrange.transport.connection import Connection
 from downrange.transport.serving import room_until, turn_away
 
-SLICE_SECONDS: Final = 0.005
+SLICE_SECONDS: Final = 0.001
 """The processor's time for the requests of one connection in one turn of the loop, after the first run of them."""
-TURN_SECONDS: Final = 0.02
-"""The time for the requests of all connections that were read together."""
+TURN_SECONDS: Final = 0.005
+"""The time for the slices of all connections that were read together. Later ones have their first run only."""
 
 
 class Family(Protocol):
@@ -54,15 +54,18 @@ class RequestPath:
         last: Connection | None = None
         began = since = 0.0
         while at < count:
-            if origins[at].is_full:  # since this call began: its peer broke the protocol, or has enough to read
-                origins[at].defer(frames[at])
-                at += 1
+            if origins[at].is_full:  # since this call began: its peer broke the protocol, or has had its slice
+                stop = at + 1
+                while stop < count and origins[stop] is origins[at]:
+                    stop += 1
+                origins[at].defer(*frames[at:stop])
+                at = stop
                 continue
             if at:
                 now = thread_time()
                 if origins[at] is not last:
                     last, since, began = origins[at], now, began or now
-                if now - since > SLICE_SECONDS or now - began > TURN_SECONDS:
+                elif now - since > SLICE_SECONDS or now - began > TURN_SECONDS:
                     self._hold_back(frames[at], origins[at])
                     at += 1
                     continue

@@ -16,21 +16,20 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, Protocol
 
-from downrange.broker.histogram import Histogram
 from downrange.broker.put_latencies import PutLatencies
 from downrange.broker.rates import Rates, SecondSample, SecondSamples
 from downrange.broker.tallies import DAY, HOUR, MINUTE, SIZE_BOUNDS, PutTally, Tallies, Tally, Window
 from downrange.clock import Clock
+from downrange.model.histogram import RPC_MILLIS_BOUNDS, Histogram
 from downrange.protocol.bodies.statistics import BrokerStatsData, StatsItem
 from downrange.protocol.codes import RequestCode, ResponseCode
 
 # (size - 1).bit_length() -> the first bound that is not below the size. A table look-up costs half of a bisection.
 _SIZE_BUCKET: Final = tuple(bisect_left(SIZE_BOUNDS, 1 << bits) for bits in range(65))
 LARGE: Final = SIZE_BOUNDS[0]  # from here on a message is not in the first bucket
-RPC_MILLIS_BOUNDS: Final = (1, 3, 5, 7, 10, 100, 1000, 2000, 3000)
 DELAY_SECONDS_BOUNDS: Final = (60, 600, 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600)
 
 _LATENCY_TICKS: Final = 60
@@ -52,6 +51,17 @@ def local_day(now: int) -> int:
     return moment.tm_year * 366 + moment.tm_yday
 
 
+class GrpcFigures(Protocol):
+    """The part of a gRPC server that metrics read."""
+
+    calls: dict[tuple[str, str], Histogram]
+
+    @property
+    def connections(self) -> int: ...
+    @property
+    def clients(self) -> Mapping[str, int]: ...
+
+
 class Statistics:
     """Everything one broker counts, since it started.
 
@@ -70,6 +80,8 @@ class Statistics:
         self.rollbacks: defaultdict[str, int] = defaultdict(int)
         self.delays = Histogram(DELAY_SECONDS_BOUNDS)
         self.rpcs: dict[tuple[int, int], Histogram] = {}
+        self.grpc: GrpcFigures | None = None
+        """The calls of gRPC clients, if there is a gRPC port in this process."""
         self._send_times: dict[int, Histogram] = {}
         self._cluster = cluster
         self._day_of = day_of

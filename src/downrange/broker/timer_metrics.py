@@ -48,10 +48,10 @@ class TimerMetrics(SavedTable):
         self.enqueue_total[topic] += 1
         self._waiting[topic] += 1
 
-    def dequeued(self, topic: str) -> None:
-        """A message was delivered, or stored in the timer topic again."""
-        self.dequeue_total[topic] += 1
-        self._waiting[topic] -= 1
+    def dequeued(self, topic: str, count: int = 1) -> None:
+        """Messages were delivered, or stored in the timer topic again."""
+        self.dequeue_total[topic] += count
+        self._waiting[topic] -= count
 
     def left(self, topic: str) -> None:
         """A message waits no longer, and is not delivered."""

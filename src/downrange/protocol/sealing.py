@@ -1,7 +1,7 @@
 """Texts on their way between servers that share a secret, as the passwords of users from a master to its slaves.
 
-A sealed text can be read and made with the secret only: who records it or answers in the server's place gains nothing.
-It answers one challenge: an old one that is sent again is refused.
+A sealed text can be read and made with the secret only: an attacker who records it, or answers in the server's place,
+gains nothing. It answers one challenge: an old one that is sent again is refused.
 
 The key stream is SHAKE256 of key and nonce, the seal HMAC-SHA256 over challenge, nonce and hidden text; the two keys
 come from the secret.

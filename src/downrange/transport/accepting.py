@@ -21,7 +21,7 @@ from downrange.transport.tls_transport import TlsTransport
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 1024
-_ACCEPTED_AT_ONCE: Final = 64
+_ACCEPTED_AT_ONCE: Final = 16
 _PAUSE_SECONDS: Final = 1.0
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 

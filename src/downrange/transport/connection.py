@@ -109,7 +109,7 @@ class Connection(Requester, asyncio.Protocol):
         self.deliver(frames, [self] * len(frames))
 
     def _without_replies(self, frames: list[Frame]) -> list[Frame]:
-        """Hand replies to those who wait for them; return the frames that are requests."""
+        """Hand each reply to the request that waits for it; return the frames that are requests."""
         read = self._endpoint.read_replies
         others: list[Frame] = []
         at = 0
@@ -169,9 +169,9 @@ class Connection(Requester, asyncio.Protocol):
 
     # --- a peer that does not read --------------------------------------------------------------------------------
 
-    def defer(self, frame: Frame) -> None:
-        """Keep a frame until the peer has read enough; it is served before all frames that come later."""
-        self._deferred.append(frame)
+    def defer(self, *frames: Frame) -> None:
+        """Keep frames until the peer has read enough; they are served before all frames that come later."""
+        self._deferred += frames
         self.is_full = True
         if self.socket is not None:
             self.socket.is_gathered = False

@@ -100,7 +100,7 @@ def turn_away(refusal: Refusal, frame: Frame, origin: Connection) -> None:
 def answer_frame(handle: CommandHandler, frame: Frame, origin: Connection) -> None:
     """Answer the command in one frame, or defer the frame while its peer has enough to read. The caller flushes.
 
-    A reply is ignored: whoever waited for it has given up.
+    A reply that nobody waits for any more is ignored.
     """
     if origin.is_full:
         origin.defer(frame)

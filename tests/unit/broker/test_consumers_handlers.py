@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from downrange.broker.handlers.clients import MAX_LENIENT_BYTES
+from downrange.broker.handlers.clients import GATHERING_SECONDS, MAX_LENIENT_BYTES
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.groups import ConsumerGroupRequest, UnregisterClientRequest
 from downrange.protocol.codes import RequestCode
@@ -279,9 +279,10 @@ async def test_leaving_what_one_is_not_in_is_no_error(broker: WiredBroker) -> No
 
 
 async def test_a_consumer_list_has_one_entry_per_connection(broker: WiredBroker) -> None:
-    for port in (1, 2):
-        broker.ask(heartbeat(client="same"), FakeConnection(f"10.0.0.9:{port}"))
-    reply = broker.ask(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequest("g")))
+    members = [FakeConnection(f"10.0.0.9:{port}") for port in (1, 2)]
+    for member in members:
+        broker.ask(heartbeat(client="same"), member)
+    reply = broker.ask(request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequest("g")), members[0])
     assert json.loads(reply.body_bytes) == {"consumerIdList": ["same", "same"]}
     assert (reply.raw_ext is None, reply.ext_fields) == (False, {})
 
@@ -348,3 +349,28 @@ async def test_a_lock_request_must_name_its_group(code: RequestCode, broker: Wir
     reply = broker.ask(request(code, body=b'{"clientId":"a","mqSet":[]}'))
     assert reply.code == 1
     assert "consumerGroup" in (reply.remark or "")
+
+
+async def test_after_a_kill_members_keep_their_queues_until_all_of_them_were_heard(broker: WiredBroker) -> None:
+    """Without a list a client keeps what it has; with one that lacks it, it gives up all its queues."""
+    ask = request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroupRequest("g"))
+
+    def answer(connection: FakeConnection) -> tuple[int, list[str]]:
+        reply = broker.handle(ask, connection)
+        assert reply is not None
+        return reply.code, json.loads(reply.body_bytes)["consumerIdList"] if reply.body_bytes else []
+
+    first, second, gone = FakeConnection(), FakeConnection(), FakeConnection()
+    broker.handle(heartbeat(client="first"), first)
+    assert answer(second) == (0, ["first"]), "a broker that was not killed has no members to wait for"
+    broker.clients.was_killed = True
+    assert answer(first) == (0, ["first"]), "nobody else was seen"
+    assert answer(second) == answer(gone) == (1, []), "they have sent no heartbeat to this broker"
+    assert answer(first) == (1, []), "the list would not be complete"
+    gone.is_up = False
+    broker.handle(heartbeat(client="second"), second)
+    assert answer(first) == answer(second) == (0, ["first", "second"])
+    stranger = FakeConnection()
+    assert answer(stranger) == (1, [])
+    await broker.clock.advance(GATHERING_SECONDS + 1)
+    assert answer(stranger) == answer(first) == (0, ["first", "second"]), "members had the time for a heartbeat"

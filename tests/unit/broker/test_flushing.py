@@ -6,6 +6,9 @@ import errno
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from downrange.broker.services.flushing import Flusher
 from downrange.clock import ManualClock
@@ -57,6 +60,34 @@ async def test_a_message_that_could_not_be_dispatched_is_when_the_disk_has_room(
                 await broker.clock.advance(0.5)
                 await asyncio.sleep(0.001)  # queues are synced in another thread
         broker.writer.append_one(new_message())
+
+
+async def test_a_broker_that_has_nothing_to_sync_wakes_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = wire(tmp_path, flush_disk_type=FlushDiskType.ASYNC_FLUSH)
+    calls: list[str] = []
+    for name in ("flush_commit_log", "flush_queues"):
+        right = getattr(broker.store, name)
+
+        def called(*arguments: Any, name: str = name, right: Any = right, **options: Any) -> Any:
+            calls.append(name)
+            return right(*arguments, **options)
+
+        monkeypatch.setattr(broker.store, name, called)
+    running = asyncio.create_task(broker.flusher.run(broker.writer.dispatched))
+    for _ in range(50):  # less than the time between thorough rounds
+        await broker.clock.advance(0.1)
+    assert calls == []
+    end = broker.writer.append_one(new_message()).end_offset
+    async with asyncio.timeout(30):
+        while broker.store.flushed_offset < end:
+            await broker.clock.advance(0.5)
+            await asyncio.sleep(0.001)  # the flush is another thread's
+    assert "flush_commit_log" in calls
+    running.cancel()
+    await asyncio.wait([running])
+    broker.close()
 
 
 class SlowDisk(OsFiles):

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -25,10 +25,12 @@ from downrange.broker.json_file import JsonFile
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.metrics import MetricSources, MetricsServer, ReplicaFigures, Traffic
 from downrange.broker.metrics_collector import BrokerCollector
+from downrange.broker.pop.leases import Leases
 from downrange.broker.statistics import Statistics
 from downrange.broker.tables import Tables
 from downrange.broker.timer_metrics import TimerMetrics
 from downrange.clock import ManualClock
+from downrange.model.histogram import Histogram
 from downrange.protocol.bodies.offsets import ConsumerOffsets
 from downrange.store.config import StoreConfig
 from downrange.transport.connection import Connection
@@ -100,11 +102,24 @@ class FakeTimer:
 class FakePop:
     checkpoints = 5
     acknowledgements = 4
-    leases: Sequence[str] = ("one",)
     overdue_millis = 0
 
     def __init__(self) -> None:
         self.revived = Counter({("A", "g"): 3})
+        self.scan_millis = Histogram((1, 10))
+        self.leases = Leases()
+
+    def needed_records(self) -> dict[int, tuple[int, int]]:
+        return {0: (7, 9)}
+
+
+class FakeGrpc:
+    """A gRPC server with one connection of a producer, which has sent nothing."""
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple[str, str], Histogram] = {}
+        self.connections = 1
+        self.clients = {"producer": 1}
 
 
 class Broker:
@@ -208,7 +223,7 @@ def labels(**values: str) -> frozenset[tuple[str, str]]:
 
 def of_broker() -> str:
     """The part of the reference page that is about brokers."""
-    return DOCUMENT.read_text("utf-8").partition("## Metrics of a controller")[0]
+    return DOCUMENT.read_text("utf-8").partition("## Metrics of a proxy")[0]
 
 
 def documented() -> dict[str, str]:
@@ -246,6 +261,7 @@ async def test_documented_labels_are_the_labels(broker: Broker, tmp_path: Path) 
     statistics.committed("A")
     statistics.rolled_back("A")
     statistics.rpc(310, 0, 1.0)
+    statistics.grpc = FakeGrpc()
     broker.producers = [("p", [client("p1")])]
     broker.consumers = [ConsumerGroup("g", "CONSUME_PASSIVELY", "CLUSTERING", "", {}, _members(client("c1")))]
     broker.offsets = {"A@g": {0: 50}}

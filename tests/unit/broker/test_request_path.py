@@ -144,13 +144,14 @@ async def test_whatever_comes_each_request_is_taken_or_refused_once_and_in_order
 
 
 class SlowClock:
-    """Time goes on by two milliseconds whenever somebody asks for it."""
+    """Time goes on by a part of a slice whenever somebody asks for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: float = request_path.SLICE_SECONDS * 0.4) -> None:
         self.now = 0.0
+        self._step = step
 
     def __call__(self) -> float:
-        self.now += 0.002
+        self.now += self._step
         return self.now
 
 
@@ -169,6 +170,16 @@ async def test_a_peer_with_many_requests_does_not_keep_others_waiting(
     taken = parts.commands.taken
     assert [opaque for opaque in taken if opaque < 20] == list(range(20)), "the order of a connection is kept"
     assert not parts.near.is_full
+
+
+async def test_each_connection_has_its_first_request_served_however_many_came_before_it(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_path, "thread_time", SlowClock(request_path.TURN_SECONDS))
+    origins = [FakeConnection() for _ in range(10)]
+    frames = [frame_of(34, opaque) for opaque in range(20)]
+    parts.path.serve(frames, [origins[number // 2] for number in range(20)])
+    assert parts.commands.taken == [0, 1, *range(2, 20, 2)], "the rest has to wait: the turn is over"
 
 
 async def test_connections_that_wait_go_on_by_turns(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -399,8 +399,9 @@ async def test_a_message_that_can_never_be_stored_stops_no_others(timed: Timed) 
 
 
 async def test_thousands_of_one_tick_take_several_turns(timed: Timed) -> None:
-    for number in range(1100):
-        timed.send(b"%d" % number, TIMER_DELAY_SEC="2")
+    bodies = [b"%d" % number + bytes(4500) for number in range(1100)]
+    for body in bodies:
+        timed.send(body, TIMER_DELAY_SEC="2")
     while timed.service.turn() == 0:
         pass
     timed.clock.set(timed.now + 2000)
@@ -409,7 +410,7 @@ async def test_thousands_of_one_tick_take_several_turns(timed: Timed) -> None:
         timed.send(b"late", TIMER_DELAY_MS="1")  # into the tick that is open, not the one being delivered
         turns += 1
     assert turns > 5
-    assert timed.bodies() == [b"%d" % number for number in range(1100)]
+    assert timed.bodies() == bodies
     timed.at(2)
     assert timed.bodies().count(b"late") == turns - 1
 
@@ -451,8 +452,9 @@ async def test_the_progress_survives_a_clean_stop(tmp_path: Path) -> None:
 
 
 async def test_a_message_that_comes_late_for_the_tick_being_delivered_comes_with_the_next(timed: Timed) -> None:
-    for number in range(500):
-        timed.send(b"%d" % number, TIMER_DELAY_SEC="2")
+    bodies = [b"%d" % number + bytes(4500) for number in range(500)]
+    for body in bodies:
+        timed.send(body, TIMER_DELAY_SEC="2")
     while timed.service.turn() == 0:
         pass
     timed.clock.set(timed.now + 2000)
@@ -461,7 +463,7 @@ async def test_a_message_that_comes_late_for_the_tick_being_delivered_comes_with
     text = {"UNIQ_KEY": "late", "TIMER_OUT_MS": "1700000000000", "REAL_TOPIC": "orders", "REAL_QID": "2"}
     timed.broker.writer.append_one(new_message(b"late", TIMER_TOPIC, 0, text))
     timed.at(2)
-    assert timed.bodies() == [*(b"%d" % number for number in range(500)), b"late"]
+    assert timed.bodies() == [*bodies, b"late"]
 
 
 async def test_messages_that_were_cut_off_the_log_are_not_delivered_and_others_are(timed: Timed) -> None:

@@ -116,11 +116,27 @@ class Acks:
 
     def _take_usual(self, run: _Run, groups: list[AckGroup], origins: list[Connection]) -> bool:
         """Take acknowledgements that `read_acks` has read; False when they have to be looked at one by one."""
-        if not all(map(self._is_usual, groups)) or any(map(_is_full, origins)):
+        if any(map(_is_full, origins)):
             return False
-        for topic, group, queue_id, start, pop_time, _, _, bits in groups:
-            run.add(LeaseKey(topic, group, queue_id, start, pop_time), bits)
+        topics, leases = self._state.tables.topics, self._state.leases
+        acks: list[tuple[LeaseKey, int]] = []
+        for topic, group, queue_id, start, pop_time, _, revive_queue, bits in groups:
+            known = topics.get(topic)
+            if known is None or not 0 <= queue_id < known.read_queue_nums or revive_queue == ORDERLY_REVIVE_QUEUE:
+                return False
+            key = LeaseKey(topic, group, queue_id, start, pop_time)
+            lease = leases.get(key)
+            if (lease is None or bits & ~lease.held) and not self._are_stored(topic, queue_id, start, bits):
+                return False
+            acks.append((key, bits))
+        for key, bits in acks:
+            run.acks[key] = run.acks.get(key, 0) | bits
         return True
+
+    def _are_stored(self, topic: str, queue_id: int, start: int, bits: int) -> bool:
+        """Whether all these messages are in the store, or may come next."""
+        lowest, highest = self._state.offset_range(topic, queue_id)
+        return lowest <= start + (bits & -bits).bit_length() - 1 and start + bits.bit_length() - 1 <= highest
 
     def _take_one(self, run: _Run, frame: Frame, origin: Connection) -> None:
         """Take a request that is not usual."""
@@ -148,17 +164,6 @@ class Acks:
         run.answers.append(_answered(command, frame, origin, reply))
 
     # --- reading ------------------------------------------------------------------------------------------------
-
-    def _is_usual(self, found: AckGroup) -> bool:
-        """Whether these messages are ones that may be acknowledged, and were not popped in order."""
-        topic, group, queue_id, start, pop_time, _, revive_queue, bits = found
-        known = self._state.tables.topics.get(topic)
-        if known is None or not 0 <= queue_id < known.read_queue_nums or revive_queue == ORDERLY_REVIVE_QUEUE:
-            return False
-        if self._state.leases.holds((topic, group, queue_id, start, pop_time), bits):
-            return True
-        lowest, highest = self._state.offset_range(topic, queue_id)
-        return lowest <= start + (bits & -bits).bit_length() - 1 and start + bits.bit_length() - 1 <= highest
 
     def _read_single(self, run: _Run, command: Command, origin: Connection) -> None:
         header = command.header(AckMessageRequest)

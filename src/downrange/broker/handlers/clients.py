@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
@@ -44,6 +45,8 @@ T = TypeVar("T", bound=Body)
 UNIT_SUBSCRIPTION: Final = 2
 # Parsing Java's non-standard JSON is slow: a body longer than any genuine one must be standard JSON.
 MAX_LENIENT_BYTES: Final = 1 << 20
+# Clients that were connected before a restart have sent a heartbeat after this time: they do so every 30 s.
+GATHERING_SECONDS: Final = 40.0
 
 
 @dataclass(eq=False)
@@ -54,8 +57,13 @@ class ClientHandlers:
     _tables: Tables
     _locks: QueueLocks
     _clock: Clock
+    was_killed: bool = False
+    """Whether this broker did not stop in good order before it started: the clients that it had may still be there."""
 
     def __post_init__(self) -> None:
+        self._started = self._clock.monotonic()
+        self._heard: WeakSet[Connection] = WeakSet()
+        self._asking: dict[str, WeakSet[Connection]] = {}
         self._tables.consumers.on_change = self._notify
         self._tables.consumers.on_gone = self._tables.filters.retire
 
@@ -74,6 +82,7 @@ class ClientHandlers:
 
     def heartbeat(self, command: Command, connection: Connection) -> Command:
         data = _body(HeartbeatData, command)
+        self._heard.add(connection)
         client = Client(connection, data.client_id, command.language, command.version, self._clock.now())
         for consumer in data.consumer_data_set:
             self._join(consumer, client)
@@ -125,10 +134,23 @@ class ClientHandlers:
     def consumer_list(self, command: Command, connection: Connection) -> Command:
         name = command.header(ConsumerGroupRequest).consumer_group
         group = self._tables.consumers.get(name)
-        if group is None:
+        if group is None or self._is_gathering(group, connection):
             return command.reply(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}", ext_fields={})
         ids = ConsumerIds(tuple(client.client_id for client in group.members.values()))
         return command.reply(ext_fields={}, body=encode_body(ids))
+
+    def _is_gathering(self, group: ConsumerGroup, asking: Connection) -> bool:
+        """Whether members that were there before this broker started have not sent a heartbeat yet.
+
+        Clients send one every 30 s, and ask for the list of members meanwhile. A client that finds itself missing in
+        the list gives up all its queues; the C++ client may then stop for ever. Without a list it keeps its queues.
+        """
+        if not self.was_killed or self._clock.monotonic() - self._started > GATHERING_SECONDS:
+            self._asking.clear()
+            return False
+        members = self._asking.setdefault(group.name, WeakSet())
+        members.add(asking)
+        return any(member.is_open and member not in self._heard for member in members)
 
     def check_subscription(self, command: Command, connection: Connection) -> Command:
         """Check whether this broker can filter by the expression of the consumer."""

@@ -11,6 +11,7 @@ from downrange.broker.pop.pop_reply import encode_found, pop_response
 from downrange.broker.pop.popped import Popped, PopRequest, pop_filter
 from downrange.broker.pop.waiting import Waiter, wait_seconds
 from downrange.compiled import steps
+from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.pop import (
     PopMessageRequest,
@@ -29,7 +30,7 @@ from downrange.protocol.errors import (
 from downrange.protocol.framing import Frame, decode_frame
 from downrange.store.new_message import PutMessageStatus
 from downrange.transport.connection import Connection
-from downrange.transport.serving import encode_reply, error_reply
+from downrange.transport.serving import encode_reply, error_reply, send_replies
 
 _POP: Final = int(RequestCode.POP_MESSAGE)
 _IS_COMPILED: Final = steps is not None
@@ -81,6 +82,8 @@ class Pops:
         read = accelerated = 0
         found: list[tuple[_Asked, Popped]] = []
         others: list[tuple[Connection, int, list[Buffer]]] = []
+        now = self._state.clock.now()
+        checked: PopRequest | None = None  # the consumers of a group ask for the same: what holds for one holds for all
         for number in range(at, stop):
             frame, origin = frames[number], origins[number]
             if origin.is_full:
@@ -92,7 +95,12 @@ class Pops:
                 if asked is None:
                     continue
                 accelerated += asked.is_usual
-                popped = self._take_one(asked)
+                if asked.born and now - asked.born - asked.request.poll_millis > _TOO_LATE_MILLIS:
+                    raise self._too_late()
+                if asked.request is not checked:
+                    topic = self._receiving.check(asked.request, origin.peer)
+                    checked = asked.request
+                popped = self._take_one(asked, topic, now)
             except RemoteProtocolError as error:
                 origin.break_off(error)
             except Exception as error:
@@ -107,14 +115,13 @@ class Pops:
             self._receiving.lease([popped for _, popped in found])
         self._answer(found, others, (perf_counter() - began) * 1000 / (stop - at))
 
-    def _take_one(self, asked: _Asked) -> Popped | None:
+    def _too_late(self) -> BrokerError:
+        address = self._state.config.broker.broker_ip1
+        return BrokerError(f"the broker[{address}] pop message is timeout too much", ResponseCode.POLLING_TIMEOUT)
+
+    def _take_one(self, asked: _Asked, topic: TopicConfig, now: int) -> Popped | None:
         """What a pop has found; None when the pop waits."""
         request, state = asked.request, self._state
-        now = state.clock.now()
-        if asked.born and now - asked.born - request.poll_millis > _TOO_LATE_MILLIS:
-            address = state.config.broker.broker_ip1
-            raise BrokerError(f"the broker[{address}] pop message is timeout too much", ResponseCode.POLLING_TIMEOUT)
-        topic = self._receiving.check(request, asked.origin.peer)
         popped = self._receiving.take(request, topic, now)
         if popped.queues:
             return popped
@@ -166,17 +173,20 @@ class Pops:
                 self._writer.tell_when_safe(popped.end_offset, partial(self._answer_safe, asked, popped))
             else:
                 others.append((asked.origin, *_reply(asked, popped)))
-        replied: dict[Connection, None] = {}
         codes: dict[int, int] = {}
+        frames: list[bytes] = []
+        origins: list[Connection] = []
         for origin, code, parts in others:
             codes[code] = codes.get(code, 0) + 1
-            if parts:
+            if len(parts) == 1 and isinstance(parts[0], bytes):
+                frames.append(parts[0])
+                origins.append(origin)
+            elif parts:
                 origin.reply_parts(parts)
-                replied[origin] = None
+                origin.flush()
         for code, count in codes.items():
             self._statistics.rpc(_POP, code, millis, count)
-        for origin in replied:
-            origin.flush()
+        send_replies(origins, frames[0] if len(frames) == 1 else b"".join(frames))
 
     def _answer_waiting(self, asked: _Asked, result: Popped | Exception | None) -> None:
         """Answer a pop that has waited; not if its connection is gone."""

@@ -81,6 +81,8 @@ class Leases:
         self._due: list[tuple[int, int, Lease]] = []
         self._number = count()
         self._in_flight: dict[tuple[str, str, int], int] = {}
+        self.ended = 0
+        """Leases that are over since the start: all their messages were acknowledged, or came again."""
 
     def clear(self) -> None:
         self._table.clear()
@@ -94,18 +96,22 @@ class Leases:
         return iter(self._table.values())
 
     def __repr__(self) -> str:
-        return f"<Leases leases={len(self)} messages={sum(self._in_flight.values())}>"
+        return f"<Leases leases={len(self)} messages={self.messages}>"
 
     def __contains__(self, key: tuple[str, str, int, int, int]) -> bool:
         return key in self._table
 
+    def isdisjoint(self, keys: Iterable[LeaseKey]) -> bool:
+        """Whether no lease has one of these keys."""
+        return self._table.keys().isdisjoint(keys)
+
     def get(self, key: LeaseKey) -> Lease | None:
         return self._table.get(key)
 
-    def holds(self, key: tuple[str, str, int, int, int], bits: int) -> bool:
-        """Whether there is a lease that holds all these messages."""
-        lease = self._table.get(key)
-        return lease is not None and not bits & ~lease.held
+    @property
+    def messages(self) -> int:
+        """How many messages consumers hold."""
+        return sum(self._in_flight.values())
 
     def in_flight(self, topic: str, group: str, queue_id: int) -> int:
         """How many messages of a queue the consumers of a group hold."""
@@ -118,7 +124,8 @@ class Leases:
             self.acknowledge(known, known.held)
         if lease.held:
             self._table[lease.key] = lease
-            self._count(lease.key, lease.held.bit_count())
+            queue = lease.key[:3]
+            self._in_flight[queue] = self._in_flight.get(queue, 0) + lease.held.bit_count()
             heappush(self._due, (lease.visible_at, next(self._number), lease))
 
     def acknowledge(self, lease: Lease, bits: int) -> None:
@@ -127,7 +134,10 @@ class Leases:
         if ended:
             lease.held -= ended
             if self._table.get(lease.key) is lease:
-                self._count(lease.key, -ended.bit_count())
+                queue = lease.key[:3]
+                self._in_flight[queue] -= ended.bit_count()
+                if not self._in_flight[queue]:
+                    del self._in_flight[queue]
                 if not lease.held:
                     self._forget(lease)
 
@@ -162,15 +172,8 @@ class Leases:
 
     def _forget(self, lease: Lease) -> None:
         del self._table[lease.key]
+        self.ended += 1
         # Entries of leases that are over stay in the heap until their time; with long times they would fill it.
         if len(self._due) > 1000 and len(self._due) > 4 * len(self._table):
             self._due = [entry for entry in self._due if self._table.get(entry[2].key) is entry[2]]
             heapify(self._due)
-
-    def _count(self, key: LeaseKey, messages: int) -> None:
-        queue = key[:3]
-        total = self._in_flight.get(queue, 0) + messages
-        if total:
-            self._in_flight[queue] = total
-        else:
-            self._in_flight.pop(queue, None)

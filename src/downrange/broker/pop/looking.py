@@ -2,38 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
-
 from downrange.broker.pop.popped import PopRequest
 from downrange.broker.pop.state import PopState
-from downrange.compiled import accelerated
 from downrange.model.topics import TopicConfig, pop_retry_topic
 from downrange.protocol.bodies.pop import ANY_QUEUE
-from downrange.store.queue.queue_entry import ENTRY_SIZE
-from downrange.store.queue.queue_tails import END
-from downrange.store.queue.queues import QueueState
-
-
-@accelerated
-def entries_behind(
-    states: dict[tuple[str, int], QueueState],
-    rows: array[int],
-    topic: str,
-    first: int,
-    stop: int,
-    offsets: dict[int, int],
-) -> int | None:
-    """How many entries of the queues `first` to `stop` of a topic lie behind the offsets there.
-
-    `states` and `rows` are those of `ConsumeQueues`. None when a queue or an offset is missing: it has to be made.
-    """
-    total = 0
-    for queue_id in range(first, stop):
-        state, offset = dict.get(states, (topic, queue_id)), offsets.get(queue_id, -1)
-        if state is None or offset < 0:
-            return None
-        total += max(0, rows[state.row + END] // ENTRY_SIZE - offset)
-    return total
 
 
 class Looking:

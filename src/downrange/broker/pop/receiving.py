@@ -10,7 +10,7 @@ from random import random
 from typing import Final
 
 from downrange.broker.pop.leases import Lease, LeaseKey, bits_of
-from downrange.broker.pop.looking import Looking, entries_behind
+from downrange.broker.pop.looking import Looking
 from downrange.broker.pop.popped import Popped, PoppedQueue, PopRequest, bits_of_read, only
 from downrange.broker.pop.records import REVIVE_QUEUES
 from downrange.broker.pop.state import PopState, illegal_queue
@@ -29,6 +29,7 @@ from downrange.protocol.errors import BrokerError, NoPermission, ServiceNotAvail
 from downrange.store.config import BrokerRole
 from downrange.store.new_message import NewMessage
 from downrange.store.queue.backlog import Records, pieces_of
+from downrange.store.queue.queue_entry import ENTRY_SIZE
 from downrange.store.read_result import GetMessageStatus
 
 log = logging.getLogger(__name__)
@@ -134,20 +135,16 @@ class Receiving:
         """Look into all queues that a request names, and into the retry topics."""
         request = popped.request
         dice = int(random() * 100)  # noqa: S311  spreading, not secrecy
-        retried = request.is_orderly
-        if not retried and dice < _RETRY_FIRST_PERCENT:
+        is_orderly = request.is_orderly
+        retries_first = not is_orderly and dice < _RETRY_FIRST_PERCENT
+        if retries_first:
             self._take_retries(popped, request)
-            retried = True
-        if request.queue_id != ANY_QUEUE:
-            self._take(popped, request.topic, NORMAL, request.queue_id)
+        if request.queue_id == ANY_QUEUE:
+            self._take_any(popped, topic.read_queue_nums, dice)
         else:
-            queues = topic.read_queue_nums
-            for number in range(dice, dice + queues):
-                if popped.room <= 0 and not request.is_orderly:
-                    popped.rest += self._backlog(request, number % queues, dice + queues - number, queues)
-                    break
-                self._take(popped, request.topic, NORMAL, number % queues)
-        if not retried:
+            offset = self._offset(request.topic, request.group, request.queue_id, request.init_mode)
+            self._take(popped, request.topic, NORMAL, request.queue_id, offset)
+        if not (is_orderly or retries_first):
             self._take_retries(popped, request)
 
     def _give_back(self, popped: Popped) -> None:
@@ -156,25 +153,40 @@ class Receiving:
             for queue in reversed(popped.queues):
                 self._state.offsets.commit(queue.topic, popped.request.group, queue.queue_id, queue.start_offset)
 
-    def _backlog(self, request: PopRequest, first: int, count: int, queues: int) -> int:
-        """How many messages wait in some of the queues, from one on, for which a pop has no room."""
-        topic, group, store = request.topic, request.group, self._state.store
-        offsets = self._state.offsets.of_queues(topic, group)
-        states, rows = store.queues.states, store.queues.tails.rows
-        behind = entries_behind(states, rows, topic, first, min(first + count, queues), offsets)
-        if behind is not None and first + count > queues:
-            more = entries_behind(states, rows, topic, 0, first + count - queues, offsets)
-            behind = None if more is None else behind + more
-        if behind is not None:
-            return behind
-        rest = 0
-        for number in range(first, first + count):
-            queue_id = number % queues
-            offset = offsets.get(queue_id, -1)
-            if offset < 0:
-                offset = self._begin_queue(topic, group, queue_id, request.init_mode)
-            rest += max(0, store.max_offset_of(topic, queue_id) - offset)
-        return rest
+    def _take_any(self, popped: Popped, queues: int, first: int) -> None:
+        """Look into all queues of a topic. New messages that anybody may have are read in one step."""
+        request, state = popped.request, self._state
+        topic, group, wanted = request.topic, request.group, request.filter
+        is_plain = wanted.matches_entry is None and wanted.matches_record is None and not request.is_orderly
+        most = popped.room if is_plain and not state.config.broker.enable_pop_message_threshold else 0
+        found = state.store.read_unread(topic, first, queues, state.offsets.of_queues(topic, group), max(0, most))
+        if found is None:
+            for number in range(first, first + queues):
+                queue_id = number % queues
+                offset = self._offset(topic, group, queue_id, request.init_mode)
+                self._take(popped, topic, NORMAL, queue_id, offset)
+            return
+        queues_found, log_file = found
+        for queue_id, offset, unread, entries, byte_count in queues_found:
+            if entries:
+                count = len(entries) // ENTRY_SIZE
+                state.offsets.commit(topic, group, queue_id, offset + count)
+                records = entries, log_file.view, log_file.start, log_file.readable
+                bits = (1 << count) - 1
+                popped.queues.append(
+                    PoppedQueue(topic, NORMAL, queue_id, offset, offset + count, bits, records, byte_count)
+                )
+                popped.room -= count
+                popped.rest += unread - count
+            elif popped.room > 0 or request.is_orderly:
+                self._take(popped, topic, NORMAL, queue_id, offset)
+            else:
+                popped.rest += max(0, unread)
+
+    def _offset(self, topic: str, group: str, queue_id: int, init_mode: int) -> int:
+        """Where a group goes on in a queue."""
+        offset = self._state.offsets.get(topic, group, queue_id)
+        return self._begin_queue(topic, group, queue_id, init_mode) if offset is None or offset < 0 else offset
 
     def _begin_queue(self, topic: str, group: str, queue_id: int, init_mode: int) -> int:
         """Where a group begins that is new: that is committed at once."""
@@ -186,16 +198,13 @@ class Receiving:
         """Take messages of the one retry topic that has any, or else of the usual one."""
         topics = self._state.tables.topics
         for topic, flag in _retry_topics(request.group, request.topic):
-            if topic in topics and self._take(popped, topic, flag, 0):
+            if topic in topics and self._take(popped, topic, flag, 0, self._offset(topic, request.group, 0, 0)):
                 return
 
-    def _take(self, popped: Popped, topic: str, flag: int, queue_id: int) -> bool:
-        """Read messages of one queue, as far as the request has room for them; whether there were any."""
+    def _take(self, popped: Popped, topic: str, flag: int, queue_id: int, offset: int) -> bool:
+        """Read messages of a queue from `offset` on, as many as the request has room for; whether there were any."""
         state, request, room = self._state, popped.request, popped.room
         group, offsets = request.group, state.offsets
-        offset = offsets.get(topic, group, queue_id)
-        if offset is None or offset < 0:
-            offset = self._begin_queue(topic, group, queue_id, request.init_mode if flag == NORMAL else 0)
         if request.is_orderly and state.orders.is_blocked(
             (topic, group, queue_id), request.attempt_id, popped.pop_time
         ):
@@ -262,31 +271,25 @@ class Receiving:
     def _lease(self, pops: Sequence[Popped]) -> None:
         made: list[tuple[Popped, PoppedQueue, Lease]] = []
         messages: list[NewMessage] = []
-        got, checkpoint = self._state.writer.statistics.got, self._state.records.checkpoint
+        state = self._state
+        got, checkpoint, leases = state.writer.statistics.got, state.records.checkpoint, state.leases
         for popped in pops:
-            group, is_orderly = popped.request.group, popped.request.is_orderly
-            if not is_orderly:
-                self._name(popped)
-            for queue in popped.queues:
+            request, queues = popped.request, popped.queues
+            group = request.group
+            for queue in queues:
                 got(queue.topic, group, queue.bits.bit_count(), queue.byte_count)
-                if not is_orderly:
-                    key = LeaseKey(queue.topic, group, queue.queue_id, queue.start_offset, popped.pop_time)
-                    lease = Lease(key, queue.bits, popped.request.invisible_millis, popped.revive_queue)
-                    messages.append(checkpoint(lease, popped.pop_time))
-                    made.append((popped, queue, lease))
+            if request.is_orderly:
+                continue
+            keys = _keys(popped)
+            while not leases.isdisjoint(keys):  # an offset may be set back within a millisecond
+                popped.pop_time += 1
+                keys = _keys(popped)
+            for key, queue in zip(keys, queues, strict=True):
+                lease = Lease(key, queue.bits, request.invisible_millis, popped.revive_queue)
+                messages.append(checkpoint(lease, popped.pop_time))
+                made.append((popped, queue, lease))
         if made:
             self._note(made, messages)
-
-    def _name(self, popped: Popped) -> None:
-        """See that no lease of this pop has the key of another: an offset may be set back within a millisecond."""
-        group, leases = popped.request.group, self._state.leases
-        is_free = False
-        while not is_free:
-            is_free = True
-            for queue in popped.queues:
-                if (queue.topic, group, queue.queue_id, queue.start_offset, popped.pop_time) in leases:
-                    popped.pop_time += 1
-                    is_free = False
 
     def _note(self, made: list[tuple[Popped, PoppedQueue, Lease]], messages: list[NewMessage]) -> None:
         """Store the checkpoints of leases, and give back what has none."""
@@ -324,6 +327,12 @@ class Receiving:
             popped.end_offset = state.note_orders(keys)
         except ServiceNotAvailable as error:
             popped.error = error
+
+
+def _keys(popped: Popped) -> list[LeaseKey]:
+    """The keys of the leases that a pop makes."""
+    group, pop_time = popped.request.group, popped.pop_time
+    return [LeaseKey(one.topic, group, one.queue_id, one.start_offset, pop_time) for one in popped.queues]
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from dataclasses import replace
+from time import perf_counter
 from typing import Final
 
 from downrange.broker.delayed import stored_text
@@ -73,6 +74,7 @@ class Revival:
             lowest = pop.store.min_offset_of(topic, queue_id)
             start = max(lowest, 0 if finished is None else finished + 1)
             self._read(queue_id, start, 0 if seen is None else seen)
+        pop.own_records = 0
         for group in {lease.key.group for lease in pop.leases}:  # one that came just before a crash is not in its file
             pop.tables.groups.find(group, auto_create=pop.config.broker.auto_create_subscription_group)
         if pop.leases:
@@ -87,11 +89,15 @@ class Revival:
 
     def read_on(self) -> None:
         """Take records that others put into the revive topic: a timer that held those of Java."""
-        topic = self._pop.records.topic
-        for queue_id, read_to in list(self._pop.read_to.items()):
-            end = self._pop.store.max_offset_of(topic, queue_id)
-            if end > read_to:
-                self._read(queue_id, read_to, end, only_of_timer=True)
+        pop, topic = self._pop, self._pop.records.topic
+        ends: dict[int, int] = {queue_id: pop.store.max_offset_of(topic, queue_id) for queue_id in pop.read_to}
+        new = sum(ends.values()) - sum(pop.read_to.values())
+        if pop.store.follower.at_once and new == pop.own_records:  # else ours may come into their queues later
+            pop.read_to = ends
+        else:
+            for queue_id, read_to in list(pop.read_to.items()):
+                self._read(queue_id, read_to, ends[queue_id], only_of_timer=True)
+        pop.own_records = 0
 
     def _read(self, queue_id: int, start: int, seen: int, *, only_of_timer: bool = False) -> None:
         store, topic = self._pop.store, self._pop.records.topic
@@ -150,13 +156,10 @@ class Revival:
 
     def _commit_positions(self) -> None:
         """Add our two numbers for each revive queue to the offsets that are about to be saved."""
-        store, topic = self._pop.store, self._pop.records.topic
+        topic = self._pop.records.topic
         if topic not in self._pop.tables.topics:
             return
-        oldest = self._pop.leases.oldest_records()
-        for queue_id in range(REVIVE_QUEUES):
-            end = store.max_offset_of(topic, queue_id)
-            needed = min(oldest.get(queue_id, end), self._pop.orders.needed_from(queue_id, end))
+        for queue_id, (needed, end) in self._pop.needed_records().items():
             for group, offset in ((REVIVE_GROUP, needed - 1), (SEEN_GROUP, end)):
                 if end and self._offsets.get(topic, group, queue_id) != offset:
                     self._offsets.commit(topic, group, queue_id, offset)
@@ -183,7 +186,7 @@ class Revival:
 
     def revive(self) -> float:
         """End leases that are due, as many as one turn may; return the seconds until more are due."""
-        pop, now = self._pop, self._clock.now()
+        pop, now, began = self._pop, self._clock.now(), perf_counter()
         self.read_on()
         for lease in pop.leases.due(now, _TURN_LEASES):
             self._end(lease, now)
@@ -194,10 +197,13 @@ class Revival:
         if self._clock.monotonic() - self._cleaned_at > _CLEAN_SECONDS:
             self._cleaned_at = self._clock.monotonic()
             self._clean(now)
+        pop.scan_millis.observe((perf_counter() - began) * 1000)
         times = [*pop.unlocks.values()]
         if (next_due := pop.leases.next_due) is not None:
             times.append(next_due)
-        return min(max(0, min(times, default=now + 1000) - now) / 1000, _LONGEST_PAUSE_SECONDS)
+        if not times:
+            return _LONGEST_PAUSE_SECONDS
+        return min(max(0, min(times) - now) / 1000, _LONGEST_PAUSE_SECONDS)
 
     def _end(self, lease: Lease, now: int) -> None:
         """Copy the messages of a lease to the retry topic, and end the lease."""
@@ -225,7 +231,7 @@ class Revival:
             pop.leases.postpone(lease, now + _RETRY_MILLIS)
             return
         self._failures = 0
-        pop.written(lease.revive_queue, batch.places[-1][2])
+        pop.own_records += 1
         if copies:
             pop.revived[popped_topic(topic, group), group] += len(copies)
         pop.acknowledgements += 1

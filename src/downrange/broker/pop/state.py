@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from downrange.broker.groups import CommittedOffsets
 from downrange.broker.live_config import LiveConfig
@@ -16,12 +17,15 @@ from downrange.broker.pop.waiting import WaitingPops
 from downrange.broker.pull_checks import FAQ
 from downrange.broker.tables import Tables
 from downrange.clock import Clock
+from downrange.model.histogram import Histogram
 from downrange.model.message_id import pack_host
 from downrange.model.topics import TopicConfig
 from downrange.protocol.errors import MessageIllegal, ServiceNotAvailable, TopicNotExist
 from downrange.store.config import BrokerRole
 from downrange.store.new_message import NewMessage, Refusal
 from downrange.store.new_messages import NewMessages
+
+_SCAN_MILLIS_BOUNDS: Final = (1, 10, 100, 1000, 2000, 3000)
 
 
 class PopState:
@@ -51,13 +55,17 @@ class PopState:
         self.wakes_at = 0
         """When the service that ends leases looks at them next."""
         self.read_to = dict.fromkeys(range(REVIVE_QUEUES), 0)
-        """For each revive queue the offset up to which its records are known."""
+        """For each revive queue the offset up to which `Revival` has seen its records."""
+        self.own_records = 0
+        """How many records this broker has put into revive queues since then: they need not be read."""
         self.unlocks: dict[OrderKey, int] = {}
         """When queues that are blocked by ordered pops are free again."""
         self.checkpoints = 0
         """Records of leases that were stored since the start."""
         self.acknowledgements = 0
         """Records of ended leases that were stored since the start."""
+        self.scan_millis = Histogram(_SCAN_MILLIS_BOUNDS)
+        """How long it took to look for leases that are due."""
         self.revived: Counter[tuple[str, str]] = Counter()
         """Messages that came again since the start, by topic and group."""
 
@@ -92,6 +100,15 @@ class PopState:
         due = self.leases.next_due
         return 0 if due is None else max(0, self.clock.now() - due)
 
+    def needed_records(self) -> dict[int, tuple[int, int]]:
+        """For each revive queue the offset of the first record that is still needed, and the end of the queue."""
+        oldest = self.leases.oldest_records()
+        found: dict[int, tuple[int, int]] = {}
+        for queue_id in range(REVIVE_QUEUES):
+            end = self.store.max_offset_of(self.records.topic, queue_id)
+            found[queue_id] = min(oldest.get(queue_id, end), self.orders.needed_from(queue_id, end)), end
+        return found
+
     def check_invariants(self) -> None:
         """Raise AssertionError unless everything holds that holds always."""
         for lease in self.leases:
@@ -107,29 +124,21 @@ class PopState:
         Fewer may be stored than were given (`NewMessages.stored`): the first ones.
         """
         batch = NewMessages()
-        self._store(batch, messages, self.writer.add_each(batch, messages))
+        self._store(batch, self.writer.add_each(batch, messages))
         return batch
 
     def append_together(self, messages: Sequence[NewMessage]) -> NewMessages:
         """Store all records of the revive topic, or none. Raises ServiceNotAvailable when they cannot be stored now."""
         batch = NewMessages()
-        self._store(batch, messages, self.writer.add(batch, messages))
+        self._store(batch, self.writer.add(batch, messages))
         return batch
 
-    def _store(self, batch: NewMessages, messages: Sequence[NewMessage], refusal: Refusal | None) -> None:
+    def _store(self, batch: NewMessages, refusal: Refusal | None) -> None:
         self.tables.topics.ensure(self.records.topic, REVIVE_QUEUES)
         refusal = refusal or self.writer.append(batch)
         if refusal is not None and not batch.stored:
             raise ServiceNotAvailable(f"a record of the revive topic cannot be stored: {refusal.reason}")
-        read_to = self.read_to
-        for message, (_, _, offset) in zip(messages, batch.places, strict=False):
-            if read_to[message.queue_id] == offset:  # our own records need not be read again
-                read_to[message.queue_id] = offset + 1
-
-    def written(self, revive_queue: int, offset: int) -> None:
-        """Note that this broker has put a record into a revive queue itself: `Revival.read_on` need not read it."""
-        if self.read_to[revive_queue] == offset:
-            self.read_to[revive_queue] = offset + 1
+        self.own_records += batch.stored
 
     def add(self, lease: Lease) -> None:
         """Messages are held from now on."""

@@ -170,7 +170,7 @@ class Flusher:
         while True:
             await self._until(policy)
             flush = policy.due(self._clock.now())
-            if flush is not None:
+            if flush is not None and (self._waiting or self._store.log_needs_flush(flush.least_pages)):
                 await self._flush_log(flush.least_pages)
             if self._config.store is not config:  # changed while running
                 config = self._config.store
@@ -217,7 +217,8 @@ class Flusher:
             try:
                 for _ in self._store.write_pending_in_slices(least_pages=flush.least_pages):
                     await asyncio.sleep(0)
-                await self._in_thread(self._queue_worker, self._sync_queues, flush.least_pages)
+                if flush.is_thorough or self._store.queues_need_flush(flush.least_pages):
+                    await self._in_thread(self._queue_worker, self._sync_queues, flush.least_pages)
             except StoreError as error:
                 log.error("cannot write consume queues, trying again: %s", error)
                 continue

@@ -12,63 +12,35 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
+from downrange.broker.due_messages import DueMessages, timer_record
 from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
-from downrange.broker.timed import deletion_key, delivered, rolled
 from downrange.broker.timer_copies import TimerCopies
 from downrange.broker.timer_metrics import TimerMetrics
 from downrange.clock import Clock
-from downrange.model import properties as names
 from downrange.model.hashing import java_hash
 from downrange.model.properties import find_in_bytes
 from downrange.model.record import CorruptRecord
 from downrange.model.topics import TIMER_TOPIC
 from downrange.store.config import BrokerRole
 from downrange.store.errors import StoreError
-from downrange.store.kept_message import KeptMessage, read_kept
+from downrange.store.kept_message import read_kept
 from downrange.store.message_reader import QueueEntry
 from downrange.store.message_store import MessageStore
-from downrange.store.new_message import NewMessage, PutMessageStatus
-from downrange.store.new_messages import NewMessages
 from downrange.store.timer.timer_checkpoint import TimerCheckpoint
-from downrange.store.timer.timer_index import SlotChain, TimedRecord, TimerIndex, TimerTopic
-from downrange.store.timer.timer_log import TimerUnit
+from downrange.store.timer.timer_index import TimedRecord, TimerIndex, TimerTopic
 
 log = logging.getLogger(__name__)
 
-# What one turn of the loop may do, for which senders have to wait.
+# What one turn of the loop may do, for which senders have to wait, beside what `DueMessages` does.
 _TURN_TAKEN: Final = 400
-_TURN_MESSAGES: Final = 200
-_TURN_BYTES: Final = 1 << 20
-_TURN_UNITS: Final = 5000
 _TURN_TICKS: Final = 20_000
 _BUSY_PAUSE_SECONDS: Final = 0.1
 _RETRY_SECONDS: Final = 0.1
 _CLEAN_MILLIS: Final = 30_000
 _FAILURES_PER_LOG_LINE: Final = 600
-_HOPELESS: Final = (PutMessageStatus.MESSAGE_ILLEGAL, PutMessageStatus.PROPERTIES_SIZE_EXCEEDED)
-
-
-class _OpenSlot:
-    """A tick that is being delivered: its units, and the keys of its deletions."""
-
-    __slots__ = ("chain", "deleted", "is_read", "settled")
-
-    def __init__(self, chain: SlotChain) -> None:
-        self.chain = chain
-        self.is_read = False
-        self.deleted: set[str] = set()
-        self.settled: set[int] = set()
-        """Positions of messages that will not be delivered, until they are removed from the chain."""
-
-
-class _Due(NamedTuple):
-    """A message that is due, and its real topic."""
-
-    topic: str
-    message: NewMessage
 
 
 class TimerService:
@@ -102,7 +74,7 @@ class TimerService:
         """Whether something was taken in or delivered that no checkpoint knows of."""
         now = clock.now()
         self.index.load(self._topic(), now, is_intact=store.recovery.is_intact)
-        self._slot: _OpenSlot | None = None
+        self._slot: DueMessages | None = None
         self.begin_delivery()
 
     def __repr__(self) -> str:
@@ -125,7 +97,7 @@ class TimerService:
         )
 
     def _queue_offset_at(self, physical_offset: int) -> int | None:
-        kept = self._kept(physical_offset)
+        kept = timer_record(self._store, physical_offset)
         return None if kept is None else kept.queue_offset
 
     # --- what others may ask ------------------------------------------------------------------------------------
@@ -329,8 +301,6 @@ class TimerService:
         """Deliver what is due, as much as one turn may; whether there is more."""
         index = self.index
         floor = index.floor(now)
-        if self._copies is not None and index.read_time > self._copies_until:
-            self._copies = None
         if index.read_time >= floor:
             return False
         if self._slot is None:
@@ -342,12 +312,18 @@ class TimerService:
                 return True
             if not self._is_taken_in(index.read_time + index.precision):
                 return False  # messages that are not in the index yet may be due in this tick
-            self._slot = _OpenSlot(chain)
+            if index.read_time > self._copies_until:
+                self._copies = None
+            self._slot = DueMessages(self._store, self._writer, self.metrics, chain, index.read_time, self._copies)
         self._is_changed = True
-        if not self._deliver_slot(self._slot, now):
-            return self._clock.monotonic() >= self._retry_at
-        self._slot = None
-        index.read_time += index.precision
+        refusal = self._slot.deliver(now)
+        if refusal is not None:
+            self._retry(f"timer messages cannot be delivered, trying on: {refusal.status.value} {refusal.reason}")
+            return False
+        self._failures = 0
+        if self._slot.is_over:
+            self._slot = None
+            index.read_time += index.precision
         return True
 
     def _is_taken_in(self, time: int) -> bool:
@@ -355,108 +331,6 @@ class TimerService:
         if not self.enqueue_behind or self._config.store.timer_stop_enqueue:
             return True
         return self._store.store_time_of(TIMER_TOPIC, 0, self.index.queue_offset) >= time
-
-    def _deliver_slot(self, slot: _OpenSlot, now: int) -> bool:
-        """Deliver messages of one tick, as many as one turn may; whether those were all."""
-        if not slot.is_read:
-            slot.is_read = slot.chain.read(_TURN_UNITS)
-            if not slot.is_read:
-                return False
-        deletes = slot.chain.deletes
-        for _ in range(min(len(deletes), _TURN_MESSAGES)):
-            unit = self.index.log.read(deletes.pop())
-            kept = None if unit is None else self._kept(unit.physical_offset)
-            if kept is not None:
-                topic, key = kept.find(names.REAL_TOPIC), kept.find(names.TIMER_DEL_UNIQKEY)
-                if key is not None and key.startswith(f"{topic}+"):  # who may send to a topic deletes there only
-                    slot.deleted.add(key)
-        if deletes:
-            return False
-        self._deliver_messages(slot, now)
-        return not slot.chain.messages
-
-    def _deliver_messages(self, slot: _OpenSlot, now: int) -> None:
-        """Deliver the first messages of a tick, as many as one turn may."""
-        positions = slot.chain.messages  # the first is the last of these
-        messages: list[NewMessage] = []
-        topics: list[str] = []  # of the messages looked at; empty for those that are not to be delivered
-        left = _TURN_BYTES
-        for position in positions[-1 : -1 - _TURN_MESSAGES : -1]:
-            due = None if position in slot.settled else self._due_message(position, slot, now)
-            if due is None:
-                topics.append("")
-                continue
-            topics.append(due.topic)
-            messages.append(due.message)
-            left -= len(due.message.body) + len(due.message.properties)
-            if left <= 0:
-                break
-        batch = NewMessages()
-        refused = self._writer.add_each(batch, messages)
-        is_hopeless = refused is not None and refused.status in _HOPELESS
-        refusal = (self._writer.append(batch) if len(batch) else None) or (None if is_hopeless else refused)
-        if refusal is not None:
-            self._retry(f"timer messages cannot be delivered, trying on: {refusal.status.value} {refusal.reason}")
-        elif len(batch):
-            self._failures = 0
-        stored = batch.stored
-        for topic in topics:
-            if topic:
-                if not stored:
-                    break
-                stored -= 1
-                self.metrics.dequeued(topic)
-            slot.settled.discard(positions.pop())
-        if refused is not None and is_hopeless and batch.stored == len(batch):  # the next one can never be delivered
-            topic = [topic for topic in topics if topic][len(batch)]
-            log.error("timer message dropped topic=%s reason=%s", topic, refused.reason)
-            self.metrics.left(topic)
-            slot.settled.add(positions[-1])
-
-    def _due_message(self, position: int, slot: _OpenSlot, now: int) -> _Due | None:
-        """A message that is due, as it is stored now.
-
-        None when it was deleted, was delivered by an earlier run, expired before it was due, or is damaged. That is
-        decided once: the message is settled.
-        """
-        unit = self.index.log.read(position)
-        kept = None if unit is None else self._kept(unit.physical_offset)
-        if unit is None or kept is None:
-            log.error("timer message dropped position=%d reason=its record is not in the log", position)
-            slot.settled.add(position)
-            return None
-        if unit.is_roll:
-            is_over = self._copies is not None and self._copies.take(kept, TIMER_TOPIC, 0, is_roll=True)
-            message: NewMessage | None = None if is_over else rolled(kept, unit.write_time, now)
-        elif slot.deleted and deletion_key(kept) in slot.deleted:
-            message = None
-        else:
-            message = self._copy(unit, kept, now)
-        topic = kept.find(names.REAL_TOPIC) if message is None or unit.is_roll else message.topic
-        if message is None or topic is None:
-            slot.settled.add(position)
-            if topic is not None:
-                self.metrics.left(topic)
-            return None
-        return _Due(topic, message)
-
-    def _copy(self, unit: TimerUnit, kept: KeptMessage, now: int) -> NewMessage | None:
-        """The message for its real topic; None when that has it, or cannot have it."""
-        message = delivered(kept, unit.write_time, unit.slot_time, now)
-        if message is None:
-            log.error("timer message dropped physical_offset=%d reason=no real topic", unit.physical_offset)
-        elif self._copies is not None and self._copies.take(kept, message.topic, message.queue_id, is_roll=False):
-            return None
-        return message
-
-    def _kept(self, physical_offset: int) -> KeptMessage | None:
-        """A record of the timer topic; None when there is no such record at this place, any more."""
-        record = self._store.record_at(physical_offset)
-        try:
-            kept = read_kept(record) if record is not None else None
-        except CorruptRecord:
-            return None
-        return kept if kept is not None and kept.message.topic == TIMER_TOPIC else None
 
     def _retry(self, reason: str) -> None:
         if self._failures % _FAILURES_PER_LOG_LINE == 0:

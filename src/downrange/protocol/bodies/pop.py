@@ -46,7 +46,7 @@ class HandleError(MQError):
 
 
 class ReceiptHandle(NamedTuple):
-    """The lease of one message: who popped it cannot be told from it, only which pop it was."""
+    """The lease of one message. It names the pop that took the message, but not the consumer that popped."""
 
     start_offset: int
     pop_time: int
