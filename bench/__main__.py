@@ -27,8 +27,8 @@ from bench.results import RESULTS, Benchmark, Run, compact_table
 
 ALL: Final = (
     "send", "pull", "pop", "latency", "peers", "start_up", "connections", "many_topics", "delay", "timer",
-    "transactions",
-    "requests", "grpc", "replication", "tls", "accounts", "sql_filter", "producer", "consumer", "lite_pull",
+    "transactions", "requests", "request_path",
+    "grpc", "replication", "tls", "accounts", "sql_filter", "producer", "consumer", "lite_pull",
     "spark_archive", "spark_lake", "spark_read", "spark_write",
     "codec", "namesrv", "store", "key_index",
 )  # fmt: skip

@@ -4,11 +4,17 @@
 already. Taken messages are acknowledged, those of a pop together or each on its own, or (pull) their offsets are
 committed. `8 consumers` ask at once, as they do on a busy broker; `1 consumer` asks and waits for the answer, so its
 figures are mostly those of system calls, of which POP needs twice as many as pull: it has twice as many requests.
+
+Equal load means: the same messages, as many consumers, as many messages a request. A pull consumer commits its offset
+with the next pull, as clients do; a POP consumer acknowledges every message, and waits for the answer.
+
+POP_ROWS="live 8 32; backlog 1 32" measures only these rows.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -213,7 +219,8 @@ class Load(NamedTuple):
         return f"{kind}, {self.consumers} consumer{'s' * (self.consumers > 1)}, {self.most} at a time"
 
 
-LOADS: Final = [
+ROWS: Final = [row.split() for row in os.environ.get("POP_ROWS", "").split(";") if row.strip()]
+LOADS: Final = [Load(kind == "live", int(consumers), int(most)) for kind, consumers, most in ROWS] or [
     Load(is_live, consumers, most) for is_live in (True, False) for consumers in (CONSUMERS, 1) for most in (32, 4, 1)
 ]
 

@@ -72,7 +72,7 @@ class Asking:
         return reply
 
 
-def message(properties: str = "", topic: str = TOPIC, sys_flag: int = 0) -> Command:
+def message(properties: str = "", topic: str = TOPIC, sys_flag: int = 0, waits: str = "true") -> Command:
     number = next(_numbers)
     header = SendMessageRequest(
         producer_group="senders",
@@ -80,7 +80,7 @@ def message(properties: str = "", topic: str = TOPIC, sys_flag: int = 0) -> Comm
         queue_id=0,
         sys_flag=sys_flag,
         born_timestamp=int(time.time() * 1000),
-        properties=f"UNIQ_KEY\x017F0000011A2B18B4AAC20000{number:08X}\x02WAIT\x01true\x02TAGS\x01TagA\x02{properties}",
+        properties=f"UNIQ_KEY\x017F0000011A2B18B4AAC20000{number:08X}\x02WAIT\x01{waits}\x02TAGS\x01TagA\x02{properties}",
     )
     return request(RequestCode.SEND_MESSAGE_V2, header, body=BODY)
 

@@ -52,7 +52,7 @@ RATE: Final = 500
 STEADY_SECONDS: Final = 2 if QUICK else 10
 BURST: Final = 1_000 if QUICK else 20_000
 PENDING: Final = 20_000 if QUICK else 1_000_000
-DUE: Final = 2_000 if QUICK else 100_000
+DUE: Final = 2_000 if QUICK else 300_000
 """Messages of one tick."""
 NOW: Final = 1_700_000_000_000
 HOST: Final = pack_host("10.0.0.1", 10911)

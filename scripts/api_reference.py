@@ -74,7 +74,8 @@ def members(of: type) -> Iterator[tuple[str, Any]]:
 
 
 def member_row(name: str, member: Any) -> str:
-    meaning = " ".join((inspect.getdoc(member) or "").split("\n\n")[0].split()).replace("|", "\\|")
+    paragraphs = [part for part in (inspect.getdoc(member) or "").split("\n\n") if not part.startswith("    ")]
+    meaning = "<br>".join(" ".join(part.split()) for part in paragraphs).replace("|", "\\|")
     if isinstance(member, property):
         return f"\n| `{name}` | {meaning} |"
     function = getattr(member, "__func__", member)
