@@ -30,6 +30,18 @@ static void *with_room(void *array, Py_ssize_t count, Py_ssize_t *room, size_t i
     return larger;
 }
 
+int make_room(NewMessages *batch, Py_ssize_t messages) {
+    Py_ssize_t wanted = batch->count + messages;
+    if (wanted <= batch->room) return 1;
+    Message *larger = PyMem_Realloc(batch->messages, (size_t)wanted * sizeof *larger);
+    if (larger == NULL) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    batch->messages = larger, batch->room = wanted;
+    return 1;
+}
+
 int keep_object(NewMessages *batch, PyObject *object) {
     PyObject **kept = with_room(batch->kept, batch->kept_count, &batch->kept_room, sizeof *kept);
     if (kept == NULL) return 0;

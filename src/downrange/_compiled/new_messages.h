@@ -51,6 +51,8 @@ static inline Py_ssize_t record_size(const Message *message) {
 
 /* Keep an object for as long as the batch lives; 0 with an exception. */
 int keep_object(NewMessages *batch, PyObject *object);
+/* Room for so many messages more, so that adding them copies none; 0 with an exception. */
+int make_room(NewMessages *batch, Py_ssize_t messages);
 /* Room for so many bytes of text more: where they go; NULL with an exception. */
 byte *room_for_text(NewMessages *batch, Py_ssize_t size);
 /* One more message, all zeros but its properties, which are the last bytes of the text; NULL with an exception. */

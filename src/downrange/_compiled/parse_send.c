@@ -76,16 +76,17 @@ Py_ssize_t unescape(const Text *text, byte *to) {
         if (slash == NULL) return to - start;
         at = slash;
         if (end - at < 2) return -1;
-        const char *name = at[1] ? strchr(names, at[1]) : NULL;
-        if (name != NULL) {
-            *to++ = (byte)values[name - names];
-            at += 2;
-        } else { /* the separators of properties come as \u0001 and \u0002 */
-            if (end - at < 6 || at[1] != 'u' || at[2] != '0' || at[3] != '0') return -1;
+        if (at[1] == 'u') { /* the separators of properties come as \u0001 and \u0002 */
+            if (end - at < 6 || at[2] != '0' || at[3] != '0') return -1;
             int high = hex_digit(at[4]), low = hex_digit(at[5]);
             if (high < 0 || high > 7 || low < 0) return -1;
             *to++ = (byte)(high << 4 | low);
             at += 6;
+        } else {
+            const char *name = at[1] ? strchr(names, at[1]) : NULL;
+            if (name == NULL) return -1;
+            *to++ = (byte)values[name - names];
+            at += 2;
         }
     }
 }

@@ -51,8 +51,8 @@ static inline int walk_ext(const byte **at, const byte *end, TakeField *take_fie
     Text name, value;
     if (*at >= end || *(*at)++ != '{') return 0;
     for (;;) {
-        if (!parse_text(at, end, &name) || *at >= end || *(*at)++ != ':') return 0;
-        if (!parse_text(at, end, &value) || !take_field(to, &name, &value) || *at >= end) return 0;
+        if (!parse_short_text(at, end, &name) || *at >= end || *(*at)++ != ':') return 0;
+        if (!parse_short_text(at, end, &value) || !take_field(to, &name, &value) || *at >= end) return 0;
         byte after = *(*at)++;
         if (after == '}') return 1;
         if (after != ',') return 0;

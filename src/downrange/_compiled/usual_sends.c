@@ -283,7 +283,7 @@ static PyObject *usual_read(UsualSends *usual, PyObject *const *args, Py_ssize_t
         return wrong_arguments("UsualSends.read");
     NewMessages *batch = reading.batch;
     if (batch->by_row == NULL) batch->by_row = Py_NewRef(usual->by_row);
-    if (!keep_object(batch, usual->store_host)) return NULL;
+    if (!make_room(batch, (Py_ssize_t)(stop - at)) || !keep_object(batch, usual->store_host)) return NULL;
     /* Looking at many frames together pays when all are usual. Where one is not, the next one may not be, either. */
     Py_ssize_t most = 1, added;
     do {
