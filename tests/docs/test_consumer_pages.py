@@ -33,7 +33,7 @@ def run(program: str, directory: Path) -> str:
         [sys.executable, *(pytest_options if is_test else ()), str(file)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,  # one block starts Spark
         cwd=directory,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
@@ -56,6 +56,7 @@ def prepare(mq: EmbeddedBroker) -> None:
     asyncio.run(dead_letter())
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("page", "number"),
     [

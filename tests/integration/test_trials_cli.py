@@ -178,15 +178,26 @@ def test_messages_that_consume_wrote_are_sent_again(mq: EmbeddedBroker, tmp_path
     assert (wrong.exit_code, "not a line of `consume --json`" in wrong.output) == (1, True)
 
 
-def test_topics_of_brokers_are_listed_only_if_asked_for(mq: EmbeddedBroker) -> None:
+def test_topics_of_brokers_and_pipelines_are_listed_only_if_asked_for(mq: EmbeddedBroker) -> None:
+    mq.create_topic("DOWNRANGE_PIPELINES", 1)
     listed, every = (ask(mq, "topic", "list", *options).split() for options in ((), ("--all",)))
     assert "orders" in listed
-    assert {"SCHEDULE_TOPIC_XXXX", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "broker-a"}.isdisjoint(listed)
-    assert {"orders", "SCHEDULE_TOPIC_XXXX"} <= set(every) == set(ask(mq, "mqadmin", "topicList").split())
+    kept = {"SCHEDULE_TOPIC_XXXX", "DefaultCluster", "DefaultCluster_REPLY_TOPIC", "broker-a", "DOWNRANGE_PIPELINES"}
+    assert kept.isdisjoint(listed)
+    assert {"orders", "SCHEDULE_TOPIC_XXXX", "DOWNRANGE_PIPELINES"} <= set(every)
+    assert set(every) == set(ask(mq, "mqadmin", "topicList").split())
 
 
-def test_lag_is_shown_in_time(mq: EmbeddedBroker) -> None:
+def test_lag_in_time_is_the_age_of_the_oldest_message_that_waits(mq: EmbeddedBroker) -> None:
     ask(mq, "consume", "orders", "--group", "slow", "--limit", "1")
+    stored = {(one.queue_id, one.queue_offset): one.store_timestamp for one in mq.messages("orders")}
+    before = int(time.time() * 1000)
     rows = json.loads(ask(mq, "group", "progress", "slow", "--json"))["queues"]
-    assert [row["behindMillis"] is not None for row in rows if row["consumerOffset"] > 0] == [True]
+    after = int(time.time() * 1000)
+    waiting = [row for row in rows if row["topic"] == "orders"]
+    assert sorted(row["diff"] for row in waiting) == [2, 3]
+    for row in waiting:
+        oldest = stored[row["queueId"], row["consumerOffset"]]
+        assert before - oldest <= row["behindMillis"] <= after - oldest
+    assert all(row["behindMillis"] is None for row in rows if row["diff"] == 0)
     assert "Behind" in ask(mq, "group", "progress", "slow")

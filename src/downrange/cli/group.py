@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -53,13 +52,6 @@ async def list_groups(admin: Admin) -> Answer:
     return Answer({"groups": rows}, [Table(columns, rows)], overview.failed)
 
 
-def _behind_millis(offsets: Any) -> int | None:
-    """How old the last message is that a group consumed of a queue with more; None if it has consumed none, or all."""
-    if offsets.behind <= 0 or offsets.last_timestamp <= 0:
-        return None
-    return max(0, int(time.time() * 1000) - int(offsets.last_timestamp))
-
-
 def _seconds_text(millis: int | None) -> str:
     return "-" if millis is None else f"{millis / 1000:,.0f} s"
 
@@ -72,14 +64,15 @@ async def show_progress(
     topic: OneTopic = None,
     clients: Annotated[bool, typer.Option("--clients/--no-clients", help="Show which member has each queue.")] = False,
 ) -> Answer:
-    """Show the offset of a group in every queue and how far it is behind."""
+    """Show the offset of a group in every queue, how many messages wait there, and for how long."""
     stats = await admin.groups.progress(group, topic)
+    ages = await admin.offsets.ages(group, stats.done)
     owners = await _owners(admin, group) if clients else {}
     rows: list[dict[str, Any]] = [
         {
             "topic": queue.topic,
             **progress_row(queue, offsets),
-            "behindMillis": _behind_millis(offsets),
+            "behindMillis": ages.get(queue) if offsets.behind > 0 else None,
             **({"clientId": owners.get(queue)} if clients else {}),
         }
         for queue, offsets in sorted(item for answered in stats.done.values() for item in answered.offset_table.items())

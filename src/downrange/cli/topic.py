@@ -37,13 +37,13 @@ async def list_topics(
     cluster: Annotated[str | None, typer.Option("--cluster", "-c", help="Only topics of this cluster.")] = None,
     groups: Annotated[bool, typer.Option("--groups", help="Show cluster and consumer groups of each topic.")] = False,
     every: Annotated[
-        bool, typer.Option("--all", help="List the topics that brokers keep for themselves, too.")
+        bool, typer.Option("--all", help="List the topics that brokers and pipelines keep for themselves, too.")
     ] = False,
 ) -> Answer:
     """List topics."""
     names = await admin.topics.names(cluster)
     if not every:
-        own = await _topics_of_brokers(admin)
+        own = await _kept_topics(admin)
         names = tuple(one for one in names if one not in own and not is_system_topic(one))
     if not groups:
         return Answer({"topics": list(names)}, ["\n".join(names)] if names else [])
@@ -63,11 +63,14 @@ async def list_topics(
     return Answer({"topics": rows}, [Table(columns, rows)], failed)
 
 
-async def _topics_of_brokers(admin: Admin) -> set[str]:
-    """The topics with the names of brokers and clusters, and those for replies: brokers make them for themselves."""
+async def _kept_topics(admin: Admin) -> set[str]:
+    """The topics that brokers make for themselves, named after brokers and clusters, and the topic of pipelines."""
+    from downrange.client.pipeline_status import PIPELINES_TOPIC
+
     masters = await admin.session.masters()
     clusters = {one.cluster for one in masters}
-    return {one.name for one in masters} | clusters | {cluster + REPLY_TOPIC_SUFFIX for cluster in clusters}
+    replies = {cluster + REPLY_TOPIC_SUFFIX for cluster in clusters}
+    return {PIPELINES_TOPIC, *(one.name for one in masters), *clusters, *replies}
 
 
 @app.command("route")

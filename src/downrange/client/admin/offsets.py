@@ -25,7 +25,7 @@ from downrange.protocol.bodies.offsets import (
     UpdateConsumerOffsetRequest,
 )
 from downrange.protocol.bodies.routes import TopicRouteData
-from downrange.protocol.bodies.statistics import ConsumeTimeSpanRequest, ConsumeTimeSpans, QueueTimeSpan
+from downrange.protocol.bodies.statistics import ConsumeStats, ConsumeTimeSpanRequest, ConsumeTimeSpans, QueueTimeSpan
 from downrange.protocol.codes import LanguageCode, RequestCode
 from downrange.protocol.command import Command, request
 from downrange.protocol.errors import ConsumerNotOnline, InternalError
@@ -156,6 +156,20 @@ class OffsetAdmin:
         command = request(RequestCode.QUERY_CONSUME_TIME_SPAN, ConsumeTimeSpanRequest(topic, group))
         reply = await self._session.ask(broker, command)
         return decode_body(ConsumeTimeSpans, reply.body_bytes).consume_time_span_set
+
+    async def ages(self, group: str, progress: Mapping[Broker, ConsumeStats]) -> dict[MessageQueue, int]:
+        """The age in milliseconds of the oldest message that waits for a group, by queue, where a broker tells it.
+
+        `progress` is the progress of the group on each broker: only topics in which something waits are asked for.
+        """
+        asked = {
+            (broker, queue.topic)
+            for broker, stats in progress.items()
+            for queue, offsets in stats.offset_table.items()
+            if offsets.behind > 0
+        }
+        spans = await ask_each(asked, lambda one: self.time_spans_on(one[0], group, one[1]))
+        return {span.message_queue: span.delay_time for told in spans.done.values() for span in told}
 
     async def _write(self, broker: Broker, group: str, moves: tuple[QueueMove, ...], dry_run: bool) -> BrokerMoves:
         online = await self._groups.connections_on(broker, group) is not None
