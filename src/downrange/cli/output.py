@@ -91,20 +91,34 @@ def _print_table(table: Table) -> None:
     """Print a frame on a terminal that is wide enough, else aligned columns; no value is ever cut."""
     lines = [[column.header for column in table.columns]]
     lines += [[visible(column.show(row.get(column.key))) for column in table.columns] for row in table.rows]
+    warned = [[column.warns(row.get(column.key)) for column in table.columns] for row in table.rows]
     widths = [max(map(len, texts)) for texts in zip(*lines, strict=True)]
     if sys.stdout.isatty() and sum(widths) + 3 * len(widths) <= shutil.get_terminal_size().columns:
-        warned = [[column.warns(row.get(column.key)) for column in table.columns] for row in table.rows]
         _print_framed(lines, warned)
         return
     widths[:] = [max(width, len(header) + 1) for width, header in zip(widths, lines[0], strict=True)]
     lines[0] = [f"#{header}" for header in lines[0]]
-    for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    aligned = [[text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines]
+    if sys.stdout.isatty() and any(map(any, warned)):
+        _print_coloured(aligned, warned)
+        return
+    for line in aligned:
+        print("  ".join(line).rstrip())
 
 
 def is_behind(value: Any) -> bool:
     """Whether a number of messages that wait is worth a colour."""
     return isinstance(value, int) and value > 0
+
+
+def _print_coloured(lines: list[list[str]], warned: list[list[bool]]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for line, marks in zip(lines, [[False] * len(lines[0]), *warned], strict=True):
+        texts = [Text(text, "yellow" if mark else "") for text, mark in zip(line, marks, strict=True)]
+        console.print(Text("  ").join(texts), soft_wrap=True)
 
 
 def _print_framed(lines: list[list[str]], warned: list[list[bool]]) -> None:

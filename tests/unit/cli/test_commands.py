@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from downrange.cli.output import Answer, Column, Table, is_behind, print_answer
 from downrange.model.message import MessageQueue
 from downrange.model.topics import SubscriptionGroupConfig, TopicConfig
 from downrange.protocol.bodies.groups import Connection, ConsumerConnection, GroupList, SubscriptionGroupTable
@@ -208,6 +209,23 @@ def test_on_a_terminal_no_id_is_cut(
     assert result.code == 0
     assert result.out.count(ID) == 2
     assert ("──" in result.out) == is_framed
+
+
+@pytest.mark.parametrize("columns", ["200", "60"])
+def test_lag_is_coloured_on_a_terminal_however_narrow_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    wide = Column("Topic of this group", "topic"), Column("Diff", "diff", warns=is_behind)
+    rows = [{"topic": "t" * 50, "diff": 3}, {"topic": "[red]", "diff": 0}]
+    print_answer(Answer({}, [Table(list(wide), rows)]), as_json=False)
+    printed = capsys.readouterr().out
+    assert printed.count("\x1b[33m") == 1
+    assert "\x1b[33m3" in printed
+    assert "[red]" in printed
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------

@@ -322,6 +322,12 @@ def test_what_is_not_a_store_is_told(name: str, tmp_path: Path) -> None:
         StoreDirectory(tmp_path / name)
 
 
+def test_the_store_inside_a_data_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    with pytest.raises(NotAStore, match=rf"did you mean {tmp_path / 'store'}\?"):
+        StoreDirectory(tmp_path)
+
+
 def test_a_store_of_rocksdb_queues_is_not_read(root: Path) -> None:
     (root / "rocksdb").mkdir()
     (root / "rocksdb" / "CURRENT").touch()

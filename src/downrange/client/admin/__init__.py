@@ -1,6 +1,6 @@
 """Every operator action as a method that returns data.
 
-    async with Admin(ClientConfig.of("127.0.0.1:9876")) as admin:
+    async with Admin("127.0.0.1:9876") as admin:
         await admin.topics.create(TopicConfig("orders", 8, 8), cluster="DefaultCluster")
         progress = await admin.groups.progress("billing")
 
@@ -38,8 +38,8 @@ __all__ = ["Admin"]
 class Admin:
     """The operator's client: one session, and the actions on topics, groups, messages, offsets, users and servers."""
 
-    def __init__(self, config: ClientConfig, session: Session | None = None) -> None:
-        self.session = session or Session(config)
+    def __init__(self, namesrv: str | ClientConfig | None = None, session: Session | None = None) -> None:
+        self.session = session or Session(ClientConfig.of(namesrv))
         self.cluster = ClusterAdmin(self.session)
         self.namesrv = NamesrvAdmin(self.session)
         self.controllers = ControllerAdmin(self.session)

@@ -123,7 +123,9 @@ class StoreDirectory:
                 raise NotAStore(f"{root / name}: this store keeps {what}, which cannot be read here")
         log_paths = (*self.config.commit_log_paths, *self.config.read_only_commit_log_paths)
         if not any(path.is_dir() for path in log_paths):
-            raise NotAStore(f"{root} is not a store: it has no directory commitlog")
+            meant = root / "store"  # the data directory of a standalone has its store inside
+            hint = f"; did you mean {meant}?" if (meant / "commitlog").is_dir() else ""
+            raise NotAStore(f"{root} is not a store: it has no directory commitlog{hint}")
         self.owner = DirectoryLock(root / "lock").owner()
         self.abort = AbortMarker(root / "abort", OS_FILES)
         if self.owner is not None:
