@@ -13,6 +13,7 @@ from downrange.transport.pool import split_address
 from downrange.transport.tls_config import NO_TLS, TlsConfig
 
 DEFAULT_NAMESRV = "127.0.0.1:9876"
+_HINT = "set it with -n or NAMESRV_ADDR"  # which is no help where an address was given
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,11 @@ class ClientConfig:
         if isinstance(namesrv, ClientConfig):
             return namesrv
         if namesrv is not None:
-            addresses, source = split_addresses(namesrv), "given by the caller"
+            addresses, source = split_addresses(namesrv), "the one that was given"
         elif (from_environment := namesrv_addresses()) is not None:
-            addresses, source = split_addresses(from_environment), "from NAMESRV_ADDR"
+            addresses, source = split_addresses(from_environment), f"from NAMESRV_ADDR, {_HINT}"
         else:
-            addresses, source = (DEFAULT_NAMESRV,), "the default"
+            addresses, source = (DEFAULT_NAMESRV,), f"the default, {_HINT}"
         tls = TlsConfig(config_file=client_tls_file())
         return cls(addresses, source, **credentials(), use_tls=wants_client_tls(), tls=tls)
 

@@ -204,10 +204,7 @@ class Session:
             except TransportError as error:
                 problems.append(str(error))
                 self._chosen = (self._chosen + 1) % len(self._namesrvs)
-        raise NoNameServer(
-            f"no name server answers ({'; '.join(problems)}); the address is {self.config.source}, "
-            "set it with -n or NAMESRV_ADDR"
-        )
+        raise NoNameServer(f"no name server answers ({'; '.join(problems)}); the address is {self.config.source}")
 
     async def _ask_over_live_connection(self, address: str, command: Command) -> Command:
         """Ask again over a new connection if a kept one was lost: it may have died unnoticed, with the server well.

@@ -46,10 +46,11 @@ def test_addresses_come_from_the_argument_then_the_environment_then_the_default(
     monkeypatch.setenv("NAMESRV_ADDR", "10.0.0.1:9876;10.0.0.2:9876")
     assert ClientConfig.of("a:1").namesrv_addresses == ("a:1",)
     assert ClientConfig.of().namesrv_addresses == ("10.0.0.1:9876", "10.0.0.2:9876")
-    assert ClientConfig.of().source == "from NAMESRV_ADDR"
+    assert ClientConfig.of().source == "from NAMESRV_ADDR, set it with -n or NAMESRV_ADDR"
+    assert "-n" not in ClientConfig.of("a:1").source, "it was given that way, or by another option"
     monkeypatch.delenv("NAMESRV_ADDR")
     assert ClientConfig.of().namesrv_addresses == ("127.0.0.1:9876",)
-    assert ClientConfig.of().source == "the default"
+    assert ClientConfig.of().source == "the default, set it with -n or NAMESRV_ADDR"
 
 
 @pytest.mark.parametrize("text", ["", " ; ", "host", "host:", "host:0", "host:70000", ":9876", "host:port"])
