@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
+import random
 import time
+import weakref
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -29,12 +32,14 @@ from downrange.protocol.bodies.send import (
 )
 from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
 from downrange.protocol.command import Command, request
+from downrange.protocol.framing import encode
 from downrange.store.config import BrokerRole, FlushDiskType
 from downrange.transport.connection import Connection
 from downrange.transport.pool import connect
 from tests.support.broker_client import BrokerClient, client_of, everything, standalone
 from tests.support.fault_proxy import FaultProxy, Way
 from tests.support.processes import running
+from tests.support.rubbish import nearly_right
 
 
 async def test_a_message_sent_is_pulled_with_everything_it_had(tmp_path: Path) -> None:
@@ -379,3 +384,38 @@ async def test_the_first_line_of_a_log_says_whether_the_server_is_compiled(
         ("downrange.namesrv.app", f"name server started port={namesrv_port} variant={VARIANT}"),
         ("downrange.broker.app", f"broker starting name=broker-a variant={VARIANT}"),
     ]
+
+
+async def test_clients_that_leave_are_freed_without_the_garbage_collector(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a broker with thousands of connections pauses, again and again, to look for those that were closed."""
+    frames = [encode(command, opaque) for opaque, command in enumerate(nearly_right(random.Random(22)))]
+    made: weakref.WeakSet[Connection] = weakref.WeakSet()
+    caplog.set_level(logging.CRITICAL)  # errors that are kept hold the connections that they are about
+    async with standalone(tmp_path) as running, client_of(running) as last:
+        address = "127.0.0.1", running.config.broker.listen_port
+        gc.collect()
+        gc.disable()
+        try:
+            async with client_of(running, "client@2") as client:
+                await client.heartbeat(consume={"billing": [everything("orders")]}, produce=("shop",))
+                await client.send("orders", b"x")
+                client.connection.oneway(client.pull_command("orders", offset=9, wait_millis=600_000))
+                await client.send("orders", b"y")
+                made.update(running.server.connections)
+                assert len(made) == 2
+            for first in range(0, len(frames), 50):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(b"".join(frames[first : first + 50]) + b"\xff" * 8)  # no frame begins so
+                await reader.read(1)
+                made.update(running.server.connections)
+                with suppress(ConnectionResetError):
+                    await reader.read()
+                writer.close()
+            await last.send("orders", b"z")  # a broker knows who asked it last
+            async with asyncio.timeout(30):
+                while len(made) > 1:
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()

@@ -93,13 +93,12 @@ async def test_a_slave_gets_no_lease(brokers: list[LonelyBroker]) -> None:
 async def test_a_killed_master_is_replaced_at_once_by_the_longest_log(brokers: list[LonelyBroker]) -> None:
     master, short, long = brokers
     long.max_offset, short.max_offset = 5 << 32, 1 << 31
-    for broker in (short, long):
+    for broker in (master, short, long):
         broker.epoch = 1
+        broker.timeout_millis = 600_000  # this test does not wait so long: only the lost connection tells of the death
         await broker.heartbeat()
-    began = time.monotonic()
     await master.die()
     await until(lambda: bool(long.heard) and long.heard[-1][0].master_epoch == 2)
-    assert time.monotonic() - began < 2.0
     notice, members = long.heard[-1]
     assert (notice.master_broker_id, notice.master_address) == (3, long.address)
     assert members == SyncStateSet(sync_state_set=frozenset({3}), sync_state_set_epoch=3)
@@ -114,7 +113,7 @@ async def test_a_silent_master_is_replaced_after_its_timeout(brokers: list[Lonel
     await master.heartbeat()
     began = time.monotonic()
     await until(lambda: bool(second.heard) and second.heard[-1][0].master_epoch == 2)
-    assert 0.25 < time.monotonic() - began < 5.0
+    assert time.monotonic() - began > 0.25
 
 
 async def test_a_connection_that_breaks_while_the_broker_lives_costs_nothing(brokers: list[LonelyBroker]) -> None:

@@ -1,7 +1,8 @@
 """Producers go on while brokers are killed, stopped and slowed down. The whole drill is `python -m bench failover`.
 
-The drill runs three producers at once, one for each strategy, against real processes. Targets are asserted as they
-stand in the docs; where a figure is a time, the machine may be slow and the margin says so.
+The drill runs three producers at once, one for each strategy, against real processes. What holds on any machine is
+asserted in every run: counts, shares, failures, duplicates, and that nothing is lost. Times depend on what else the
+machine does. The tests that compare them are marked slow, and want a machine without other work.
 """
 
 from __future__ import annotations
@@ -60,18 +61,24 @@ def test_no_send_fails_and_nothing_acknowledged_is_lost(drills: Drills, fault: s
         assert (name, errors) == (name, {})
 
 
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+@pytest.mark.parametrize("strategy", LEARNING)
+def test_a_dead_broker_is_left_alone_after_a_second(drills: Drills, fault: str, strategy: str) -> None:
+    assert drills(fault)[strategy].share_after_first_second < 0.01
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", LEARNING)
 def test_a_killed_broker_costs_each_caller_one_slow_send_at_most(drills: Drills, strategy: str) -> None:
     row = drills("kill")[strategy]
     assert row.slow_of_one_caller <= 1 + (row.hiccup_millis > CALLERS.slow_millis)
-    assert row.share_after_first_second < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", LEARNING)
-def test_a_stopped_broker_is_left_alone_after_a_second(drills: Drills, strategy: str) -> None:
+def test_a_stopped_broker_costs_each_caller_one_slow_send_at_most(drills: Drills, strategy: str) -> None:
     row = drills("stop")[strategy]
     assert row.report.fault_p99_millis < 2 * OPEN_LOOP.attempt_timeout_seconds * 1000
-    assert row.share_after_first_second < 0.01
     assert row.slow_of_one_caller <= 2, "one that met the stopped broker, and a hiccup of the machine"
 
 
@@ -85,6 +92,12 @@ def test_without_a_memory_every_other_message_runs_into_the_stopped_broker(drill
 
 
 @pytest.mark.parametrize("fault", ["kill", "stop", "slow"])
+def test_adaptive_comes_back_to_the_broker(drills: Drills, fault: str) -> None:
+    assert drills(fault)["adaptive"].report.seconds_to_return is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["kill", "stop", "slow"])
 def test_adaptive_is_back_seconds_after_the_broker(drills: Drills, fault: str) -> None:
     seconds = drills(fault)["adaptive"].report.seconds_to_return
     assert seconds is not None
@@ -96,23 +109,23 @@ def test_adaptive_is_back_seconds_after_the_broker(drills: Drills, fault: str) -
 
 @pytest.mark.parametrize("fault", ["stop", "slow"])
 @pytest.mark.parametrize("strategy", ALL)
-def test_the_simulator_agrees_with_the_drill(drills: Drills, fault: str, strategy: str) -> None:
+def test_the_simulator_counts_as_the_drill_does(drills: Drills, fault: str, strategy: str) -> None:
     real = drills(fault)[strategy]
-    agree(real, simulated(real, OPEN_LOOP, SECONDS[fault]))
+    agree_in_counts(real.report, simulated(real, OPEN_LOOP, SECONDS[fault]))
 
 
-def agree(real: Drilled, model: Report, return_margin: float = 3.0) -> None:
-    """Within margins for a machine that is busy with other things, and for luck: the model's arrivals are random, and
-    a probe may come right after the fault or, if just before it ended, two seconds later."""
-    report = real.report
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["stop", "slow"])
+@pytest.mark.parametrize("strategy", ALL)
+def test_the_simulator_takes_the_times_of_the_drill(drills: Drills, fault: str, strategy: str) -> None:
+    real = drills(fault)[strategy]
+    agree_in_times(real, simulated(real, OPEN_LOOP, SECONDS[fault]))
+
+
+def agree_in_counts(report: Report, model: Report) -> None:
+    """Within margins for luck: the model's arrivals are random."""
     assert report.sends == pytest.approx(model.sends, rel=0.1)
     assert report.fault_share == pytest.approx(model.fault_share, abs=0.04)
-    for millis, model_millis, least in (
-        (report.fault_p99_millis, model.fault_p99_millis, 50),
-        (report.max_millis, model.max_millis, 100),
-    ):
-        either_way = max(least, 0.25 * model_millis)
-        assert model_millis - either_way <= millis <= model_millis + either_way + real.hiccup_millis
     if model.scenario != "stopped":
         assert report.failed == model.failed == 0
         assert report.duplicates == pytest.approx(model.duplicates, rel=0.25, abs=20)
@@ -122,6 +135,19 @@ def agree(real: Drilled, model: Report, return_margin: float = 3.0) -> None:
         # model's broker takes fewer messages a second, and with round_robin refuses what has piled up.
         assert report.failed == model.failed == 0
         assert report.duplicates <= 1.25 * model.duplicates + 20
+    assert (report.seconds_to_avoid is None) == (model.seconds_to_avoid is None)
+    assert (report.seconds_to_return is None) == (model.seconds_to_return is None)
+
+
+def agree_in_times(real: Drilled, model: Report, return_margin: float = 3.0) -> None:
+    """Within margins for luck: a probe may come right after the fault or, just before it ended, two seconds later."""
+    report = real.report
+    for millis, model_millis, least in (
+        (report.fault_p99_millis, model.fault_p99_millis, 50),
+        (report.max_millis, model.max_millis, 100),
+    ):
+        either_way = max(least, 0.25 * model_millis)
+        assert model_millis - either_way <= millis <= model_millis + either_way + real.hiccup_millis
     for seconds, expected, margin in (
         (report.seconds_to_avoid, model.seconds_to_avoid, 0.5),
         (report.seconds_to_return, model.seconds_to_return, return_margin),
@@ -173,4 +199,6 @@ def test_the_simulator_agrees_about_a_crash(tmp_path: Path) -> None:
     `adaptive` it takes two probes, one that finds the route and one that finds the broker, each up to 2 s away."""
     rows = drilled(tmp_path, "kill", OPEN_LOOP, brokers=2, seconds=24)
     for name in LEARNING:
-        agree(rows[name], simulated(rows[name], OPEN_LOOP, 24), return_margin=4.0)
+        model = simulated(rows[name], OPEN_LOOP, 24)
+        agree_in_counts(rows[name].report, model)
+        agree_in_times(rows[name], model, return_margin=4.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -265,9 +266,10 @@ async def test_a_broker_that_hangs_does_not_hold_up_the_others(tmp_path: Path) -
         async with AsyncPushConsumer("answerers", cluster.namesrv, on_message=answer) as consumer:
             await consumer.subscribe(QUESTIONS)
             cluster.b.server.serve = hang
-            async with AsyncProducer("askers", cluster.namesrv) as producer:
-                for _ in range(2):
-                    assert (await producer.request(Message(QUESTIONS, b"ping"), timeout=2.5)).body == b"pong"
+            patient = replace(ClientConfig.of(cluster.namesrv), request_timeout_seconds=60)
+            async with AsyncProducer("askers", patient) as producer:
+                for _ in range(2):  # not only when the heartbeat is given up
+                    assert (await producer.request(Message(QUESTIONS, b"ping"), timeout=30)).body == b"pong"
                 assert hung
             assert not [task for task in asyncio.all_tasks() if "heartbeat of requests" in task.get_name()]
 

@@ -207,7 +207,7 @@ async def test_two_brokers_and_two_topics(tmp_path: Path) -> None:
                 waiting = asyncio.create_task(consumer.receive(8, 30, 30))
                 await until(lambda: len(cluster.a.pop.state.waiting) == len(cluster.b.pop.state.waiting) == 2)
                 await producer.send(Message("bills", b"y"), queue=queue)
-                (message,) = await asyncio.wait_for(waiting, 4)
+                (message,) = await asyncio.wait_for(waiting, 20)  # not only when the wait of 30 s ends
                 await consumer.ack(message)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -363,3 +365,32 @@ async def test_a_client_with_tls_says_so_when_the_server_is_plain() -> None:
     async with Server(serve_commands(echo)) as server:
         with pytest.raises(ConnectFailed, match="closed the connection during the TLS handshake"):
             await ask(server, TlsConfig(client_auth_server=False))
+
+
+async def test_closed_connections_are_freed_without_the_garbage_collector(files: Certificates) -> None:
+    """After they were used, and after a handshake that failed."""
+    made: list[weakref.ref[Connection]] = []
+    async with serving(files.server_config()) as server:
+        acceptor = server._acceptor
+        assert acceptor is not None
+        make = acceptor._make_over_tls
+
+        def noted() -> asyncio.Protocol:
+            protocol = make()
+            assert isinstance(protocol, Connection)
+            made.append(weakref.ref(protocol))
+            return protocol
+
+        acceptor._make_over_tls = noted
+        gc.collect()
+        gc.disable()
+        try:
+            assert await ask(server, files.client_config()) == b"hello"
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"\x16" + b"x" * 500)
+            await rest(reader)
+            writer.close()
+            assert len(made) == 2
+            await until(lambda: not any(one() for one in made))
+        finally:
+            gc.enable()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
@@ -390,3 +393,69 @@ async def test_the_pool_backs_off_from_an_address_that_refuses() -> None:
 async def test_what_is_not_an_address_is_said_so(text: str) -> None:
     with pytest.raises(ConnectFailed, match="not an address"):
         await connect(text)
+
+
+# --- closed connections are no garbage ----------------------------------------------------------------------------
+
+
+async def ask_and_close(client: Connection) -> None:
+    await client.request(request(ECHO), timeout=30)
+    client.close()
+
+
+UNREADABLE = bytes((0, 0, 0, 12, 0, 0, 0, 8)) + b"{nonsense"[:8]
+
+
+async def break_the_protocol(client: Connection) -> None:
+    client.write(b"\xff" * 64)
+
+
+async def send_an_unreadable_header(client: Connection) -> None:
+    client.write(UNREADABLE)
+
+
+async def answer_rubbish(client: Connection) -> None:
+    """The server reads it while it waits for the answer to a question of its own."""
+    client.write(encode(request(ASK_BACK)))
+
+
+async def vanish_in_the_middle(client: Connection) -> None:
+    client.write(encode(request(LATER)) + encode(request(ECHO))[:9])
+    client.close()
+
+
+def answer_all(peer: Peer) -> None:
+    while peer.later:
+        command, later = peer.later.pop()
+        later.set_result(command.reply())
+
+
+@pytest.mark.parametrize(
+    "end",
+    [ask_and_close, break_the_protocol, send_an_unreadable_header, answer_rubbish, vanish_in_the_middle],
+)
+async def test_a_closed_connection_is_freed_without_the_garbage_collector(
+    server: Server,
+    peer: Peer,
+    caplog: pytest.LogCaptureFixture,
+    end: Callable[[Connection], Awaitable[None]],
+) -> None:
+    """Else a server with thousands of connections pauses, again and again, to look for those that were closed."""
+    rubbish = Endpoint(lambda frames, origins: origins[0].write(UNREADABLE))
+    # The lists of the fixtures would hold them, and so would the errors that are logged.
+    server.on_close = None
+    caplog.set_level(logging.CRITICAL)
+    gc.collect()
+    gc.disable()
+    try:
+        client = await connect(address(server), endpoint=rubbish)
+        await until(lambda: server.connections)
+        (accepted,) = (weakref.ref(one) for one in server.connections)
+        own = weakref.ref(client)
+        await end(client)
+        del client
+        await until(lambda: not server.connections)
+        answer_all(peer)
+        await until(lambda: accepted() is None and own() is None, 10)
+    finally:
+        gc.enable()

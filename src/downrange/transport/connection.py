@@ -33,7 +33,8 @@ class Connection(Requester, asyncio.Protocol):
     """One end of one TCP connection.
 
     Holds always: requests are served in the order they came; a peer that does not read is not read from, unless this
-    end waits for its replies. Used on the loop's thread only.
+    end waits for its replies; nothing that a closed connection holds holds the connection, so it is freed without the
+    garbage collector. Used on the loop's thread only.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class Connection(Requester, asyncio.Protocol):
             try:
                 command = decode_frame(frames[at])
             except RemoteProtocolError as error:
-                self._decoder.error = error
+                self._decoder.error = RemoteProtocolError(str(error))  # without the frames that hold this connection
                 break
             if command.is_response:
                 self._replied(command)
@@ -242,6 +243,7 @@ class Connection(Requester, asyncio.Protocol):
             self._closed.set_result(None)
         if self._on_close is not None:
             self._on_close(self)
+        self._transport = None
 
     def _why_lost(self, error: Exception | None) -> str:
         """The reason for which the requests that wait get no reply."""

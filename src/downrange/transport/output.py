@@ -150,6 +150,7 @@ class Output:
         """The connection is closed: nothing will be sent any more."""
         self._count_unsent(0)
         self._parts, self._size = [], 0
+        self._transport = self.socket = None
 
     def _check_unsent(self) -> None:
         assert self._transport is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from math import inf
 
 from downrange.protocol.command import Command
@@ -28,9 +29,10 @@ class Requester:
         self._output = output
         self._most = most
         self._opaque = 0
-        self._asked = Outstanding(loop, self._wake)
         self._waiting: deque[asyncio.Future[bool]] = deque()
         """Coroutines that wait until the connection takes another request. Each tries again when it is woken."""
+        self._wake = partial(_wake, output, self._waiting)  # no method: what this object holds must not hold it
+        self._asked = Outstanding(loop, self._wake)
 
     async def request(self, command: Command, timeout: float) -> Command:
         """Send a request and wait for its reply, whatever its code."""
@@ -43,6 +45,8 @@ class Requester:
         except asyncio.CancelledError:
             self.forget_given_up()
             raise
+        finally:
+            del reply  # it holds the error, and the error's traceback holds this frame
 
     def request_nowait(self, command: Command, timeout: float = inf) -> asyncio.Future[Command]:
         """Send a request; its reply is the future's result. After cancelling the future, call `forget_given_up`."""
@@ -144,11 +148,12 @@ class Requester:
             replies -= 1
             self._wake()
 
-    def _wake(self) -> None:
-        """Wake the coroutine that has waited the longest."""
-        while not self._output.is_full and self._waiting:
-            if _tell(self._waiting.popleft(), True):
-                break
+
+def _wake(output: Output, waiting: deque[asyncio.Future[bool]]) -> None:
+    """Wake the coroutine that has waited the longest, if the peer reads."""
+    while not output.is_full and waiting:
+        if _tell(waiting.popleft(), True):
+            break
 
 
 def _tell(waiter: asyncio.Future[bool], is_woken: bool) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from downrange.compiled import steps
 from downrange.protocol.command import Buffer
@@ -17,6 +17,16 @@ HIGH_WATER: Final = 64 * 1024
 LOW_WATER: Final = HIGH_WATER // 4
 """The protocol is paused when more bytes are unsent, and resumed when no more are: as by asyncio's transports."""
 _MOST_PARTS: Final = 1024  # the kernel takes no more in one gathering write
+
+
+class _Gone:
+    """The protocol of a transport that has ended. Late replies are handed to it, and dropped."""
+
+    def write(self, frames: Buffer) -> None:
+        pass
+
+
+_GONE: Final = _Gone()
 
 
 class SocketTransport(steps.Socket):
@@ -178,3 +188,4 @@ class SocketTransport(steps.Socket):
             self.protocol.connection_lost(error)
         finally:
             self._accepted.close()
+            self.protocol = cast("Connection", _GONE)  # a connection holds its transport, even when it is closed

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import weakref
 from typing import Any, cast
 
 from downrange.compiled import steps
@@ -23,13 +24,20 @@ from downrange.transport.socket_transport import SocketTransport
 class TlsSocket(steps.Socket):
     """Stands for a connection over TLS where replies to plain connections and to others are sent together.
 
-    It has no descriptor, so `send_frames` hands the frames for it back, and the connection itself writes them.
+    It has no descriptor, so `send_frames` hands the frames for it back, and the connection itself writes them. The
+    connection holds it, and whoever sends holds the connection.
     """
 
-    __slots__ = ("protocol",)
+    __slots__ = ("_protocol",)
 
     def __init__(self, protocol: Connection) -> None:
-        self.protocol = protocol
+        self._protocol = weakref.ref(protocol)
+
+    @property
+    def protocol(self) -> Connection:
+        protocol = self._protocol()
+        assert protocol is not None
+        return protocol
 
 
 class Sockets:
