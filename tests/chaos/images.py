@@ -7,6 +7,7 @@ of its own that a power cut would empty.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ INNER_MIB: Final = 192
 
 def missing() -> str:
     """What this machine lacks for it; empty if nothing."""
+    if os.geteuid() != 0:
+        return "mounts need the rights of root"
     tools = [tool for tool in ("mkfs.xfs", "mkfs.ext4", "mount") if shutil.which(tool) is None]
     return f"{' and '.join(tools)} not found: install xfsprogs and e2fsprogs" if tools else ""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import signal
 import sys
 import time
@@ -56,8 +55,8 @@ def main(arguments: Sequence[str]) -> int:
 def _carry_out(row: Row, results: Path, scale: float, seconds: float) -> Result:
     result = load(row, results)
     deadline = time.monotonic() + seconds
-    if row.needs_root and os.geteuid() != 0:
-        print(f"row {row.number} ({row.name}) needs the rights of root: left out")
+    if missing := row.missing():
+        print(f"row {row.number} ({row.name}) is left out: {missing}")
         return result
     began = time.monotonic()
     with Lanes(row) as lanes:

@@ -79,7 +79,8 @@ class Row:
     """What a round does, in a sentence for the scorecard."""
     in_memory: bool = False
     """Whether rounds may run on a file system in memory: no process of theirs asks for a disk."""
-    needs_root: bool = False
+    missing: Callable[[], str] = lambda: ""
+    """What this machine lacks for the row; empty if nothing. Without it the row is left out."""
     lanes: int = 1
     """How many rounds run side by side."""
 

@@ -47,7 +47,7 @@ async def break_down(round_: Round) -> None:
 
 
 def row_of(number: int, play: Callable[[Round], Awaitable[None]]) -> Row:
-    return replace(ROWS[number - 1], asked={"things": 6}, play=play, in_memory=True, needs_root=False, lanes=1)
+    return replace(ROWS[number - 1], asked={"things": 6}, play=play, in_memory=True, missing=lambda: "", lanes=1)
 
 
 @pytest.fixture
@@ -114,6 +114,15 @@ def test_a_round_whose_process_dies_is_wrong(run: Run, tmp_path: Path) -> None:
     row = row_of(1, die)
     assert run(row) == 1
     assert "the process of the round died" in load(row, tmp_path).faults[0]
+
+
+def test_a_row_for_which_the_machine_lacks_something_is_left_out(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = replace(row_of(3, break_down), missing=lambda: "mkfs.xfs not found")
+    assert run(row) == 0
+    assert "row 3 (power-cut-async) is left out: mkfs.xfs not found" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_row_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

