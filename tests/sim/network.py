@@ -145,7 +145,7 @@ class SimTransport(asyncio.Transport):
         self._is_on_way = False
         items, self._outbox = self._outbox, []
         peer = self.peer
-        if not peer.process.machine.is_up:
+        if not items or not peer.process.machine.is_up:
             return  # lost
         if peer.is_gone:
             if not self.is_lost and items[-1] is not RESET:
@@ -273,6 +273,10 @@ class SimTransport(asyncio.Transport):
         assert self._protocol is not None
         return self._protocol
 
+    def lose_power(self) -> None:
+        """What this end had written and not sent is gone with the memory of its machine."""
+        self._outbox.clear()
+
     def reset_by_kernel(self) -> None:
         """The process of this end is gone; the kernel tells the peer."""
         self._outbox.clear()
@@ -337,7 +341,9 @@ class Network:
         """A process is gone; silently: with its machine."""
         for transport in [one for one in self.transports if one.process is process]:
             del self.transports[transport]
-            if not silently:
+            if silently:
+                transport.lose_power()
+            else:
                 transport.reset_by_kernel()
         for place in [place for place, one in self.places.items() if one.process is process]:
             del self.places[place]

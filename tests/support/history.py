@@ -17,8 +17,9 @@ machine's monotonic clock, which all its processes share.
                                 master's log; other_crc: of as much of it as the slave has
     clock   ok                  a broker's clock was set forward by delay_nanos, or back
     process died stopped        of a broker: died, and with it what was not saved yet
-    cut     ok                  the broker's machine lost power; window_nanos: sends acknowledged so shortly before may
-                                be lost (ASYNC_FLUSH); 0: none (SYNC_FLUSH)
+    cut     ok                  the broker's machine lost power; window_nanos: so long may an acknowledged send be in
+                                memory only (ASYNC_FLUSH); 0: never (SYNC_FLUSH); stuck_nanos: so long before the cut
+                                the broker could not sync: it was stopped, or its disk failed
 
 The name of a queue is `broker/number`, or `broker/topic/number` if it is one of another topic, for retries.
 """
@@ -96,6 +97,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     other_offset: int = -1
     other_crc: int = 0
     window_nanos: int = 0
+    stuck_nanos: int = 0
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -194,6 +196,7 @@ def check(events: Sequence[Event], *, drained: bool = True, ordered_reads: bool 
     )
     if drained:
         report.faults += _lost(kept, reads)
+        report.faults += _lost_too_long(sends, reads, cuts)
         report.faults += _undelivered(kept, [event for event in events if event.op in ("read", "keep", "plan")], cuts)
         report.faults += _gaps(sends, reads, cuts)
         report.faults += _orphans(kept)
@@ -221,16 +224,19 @@ class _Cuts:
                 self._cuts[event.process].append(event)
 
     def may_lose(self, send: _Send) -> bool:
-        """Whether an acknowledged message may be gone: a cut came shortly after the answer."""
+        """Whether an acknowledged message may be gone: no sync came between the answer and a cut."""
+        return self.loss_of(send) is not None
+
+    def loss_of(self, send: _Send) -> Event | None:
+        """The cut that may have taken an acknowledged message."""
         answer = send.answer
-        return (
-            answer is not None
-            and answer.phase == "ok"
-            and any(
-                cut.window_nanos and cut.time - cut.window_nanos <= answer.time <= cut.time
-                for cut in self._cuts[_broker(answer.queue)]
-            )
-        )
+        if answer is None or answer.phase != "ok":
+            return None
+        for cut in self._cuts[_broker(answer.queue)]:
+            first = cut.time - cut.stuck_nanos - cut.window_nanos
+            if cut.window_nanos and first <= answer.time <= cut.time:
+                return cut
+        return None
 
     def between(self, queue: str, one: int, other: int, *, is_safe: bool = False) -> bool:
         """Whether a cut between two times may have taken a message of the queue, whose offset another one got then.
@@ -267,6 +273,25 @@ def _lost(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault]:
         if send.is_visible and message_id not in seen:
             assert send.answer is not None
             yield Fault(Rule.LOST, f"{message_id} acknowledged at {_place(send.answer)} was never read")
+
+
+def _lost_too_long(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts) -> Iterator[Fault]:
+    """A message is synced within the window, or the sync fails and nothing more is acknowledged.
+
+    So all acknowledged messages that a cut takes were acknowledged within one window, however long the disk failed.
+    """
+    seen = {event.id for event in reads}
+    first: dict[Event, Event] = {}
+    missing = [send for name, send in sends.items() if send.is_visible and name not in seen]
+    for send in sorted(missing, key=lambda send: send.answer.time if send.answer else 0):
+        cut = cuts.loss_of(send)
+        if cut is None or send.answer is None:
+            continue
+        began = first.setdefault(cut, send.answer)
+        seconds = (send.answer.time - began.time) / 1e9
+        if send.answer.time - began.time > cut.window_nanos:
+            text = f"{_place(send.answer)} was lost, acknowledged {seconds:.3f} s after {_place(began)}, which was lost"
+            yield Fault(Rule.LOST, text)
 
 
 def _undelivered(sends: dict[str, _Send], reads: Sequence[Event], cuts: _Cuts) -> Iterator[Fault]:

@@ -257,9 +257,9 @@ def test_a_group_that_missed_a_message_is_found_although_another_got_it(story: S
     assert story.rules(drained=False) == []
 
 
-def cut(story: Story, window: int) -> None:
+def cut(story: Story, window: int, stuck: int = 0) -> None:
     story.add("a", "process", "died")
-    story.add("a", "cut", "ok", window_nanos=window)
+    story.add("a", "cut", "ok", window_nanos=window, stuck_nanos=stuck)
 
 
 def test_a_power_cut_may_take_what_was_acknowledged_shortly_before(story: Story) -> None:
@@ -279,6 +279,32 @@ def test_a_power_cut_must_not_take_what_was_safe(story: Story, window: int) -> N
     story.sent("m1", 1, queue="b/0")
     story.read("m1", 1, queue="b/0")
     cut(story, window)
+    assert story.rules() == [Rule.LOST]
+
+
+@pytest.mark.parametrize(("before_failure", "found"), [(5, []), (15, [Rule.LOST])])
+def test_what_a_disk_that_failed_had_not_synced_may_go_in_a_later_power_cut(
+    story: Story, before_failure: int, found: list[Rule]
+) -> None:
+    story.sent("m0", 0)
+    story.now += before_failure * MILLI  # now the disk begins to fail
+    began = story.now
+    story.now += 60 * MILLI
+    cut(story, window=10 * MILLI, stuck=story.now + 2 * MILLI - began)
+    assert story.rules() == found
+
+
+def test_a_broker_must_not_acknowledge_for_longer_than_the_window_when_its_disk_fails(story: Story) -> None:
+    story.sent("m0", 0)
+    story.now += 6 * MILLI
+    story.sent("m1", 1)
+    cut(story, window=10 * MILLI, stuck=100 * MILLI)
+    assert story.rules() == []
+    story.now += 200 * MILLI
+    story.sent("m2", 0)
+    story.now += 12 * MILLI
+    story.sent("m3", 1)
+    cut(story, window=10 * MILLI, stuck=100 * MILLI)
     assert story.rules() == [Rule.LOST]
 
 
