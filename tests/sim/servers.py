@@ -210,6 +210,7 @@ class Broker(Node):
         is_async = self.shape.flush_disk_type is FlushDiskType.ASYNC_FLUSH
         now = self.world.loop.time()
         stuck_seconds = now - min([now, *self._hindrances.values()])
+        self.world.cut.add(self.name)
         self.world.record(
             "cut", "ok", process=self.name,
             window_nanos=int(FLUSH_WINDOW_SECONDS * 1e9) if is_async else 0, stuck_nanos=int(stuck_seconds * 1e9),

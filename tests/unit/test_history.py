@@ -336,6 +336,32 @@ def test_a_group_may_miss_what_got_the_offset_of_a_message_that_was_lost(story: 
     assert story.rules() == [Rule.UNDELIVERED]
 
 
+@pytest.mark.parametrize(("end", "found"), [(0, set()), (1, {Rule.SPLIT_OFFSET, Rule.UNDELIVERED})])
+def test_a_slave_may_show_a_message_long_after_the_power_cut_that_took_it_from_its_master(
+    story: Story, end: int, found: set[Rule]
+) -> None:
+    """Unless the master had the message when it came back."""
+    story.sent("m0", 0)
+    cut(story, window=100 * MILLI)
+    story.add("a", "end", "ok", queue="a/0", offset=end)
+    story.now += 200 * MILLI
+    story.add("c1", "read", "ok", group="g1", id="m0", crc=7, queue="a/0", offset=0)
+    story.sent("m1", 0)
+    story.add("c2", "read", "ok", group="g2", id="m1", crc=7, queue="a/0", offset=0)
+    assert set(story.rules()) == found
+
+
+def test_a_message_that_was_safe_before_the_power_cut_keeps_its_offset(story: Story) -> None:
+    story.sent("m0", 0)
+    story.read("m0", 0)
+    story.now += 200 * MILLI
+    cut(story, window=100 * MILLI)
+    story.add("a", "end", "ok", queue="a/0", offset=0)
+    story.sent("m1", 0)
+    story.read("m1", 0)
+    assert story.rules() == [Rule.SPLIT_OFFSET]
+
+
 def test_a_message_that_was_read_and_not_acknowledged_may_go_in_a_power_cut(story: Story) -> None:
     story.add("p1", "send", "invoke", id="m0", crc=7)
     story.read("m0", 0)
