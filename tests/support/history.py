@@ -322,7 +322,10 @@ def _undelivered(
             continue
         if read.group:
             seen[read.group, read.topic].add(read.id)
-        places.setdefault(read.id, read)
+        place = places.get(read.id)
+        is_retry = read.queue.count("/") > 1
+        if place is None or (not is_retry and (place.queue, place.offset) != (read.queue, read.offset)):
+            places[read.id] = read  # a delayed message that a cut took is delivered again, to another place
     for (group, topic), ids in seen.items():
         for message_id, send in kept.items():
             if send.invoke.topic == topic and send.is_visible and message_id not in ids:

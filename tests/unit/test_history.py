@@ -351,6 +351,28 @@ def test_a_slave_may_show_a_message_long_after_the_power_cut_that_took_it_from_i
     assert set(story.rules()) == found
 
 
+@pytest.mark.parametrize(("has_passed", "found"), [(True, []), (False, [Rule.UNDELIVERED])])
+def test_a_delayed_message_counts_where_it_was_delivered_in_the_end(
+    story: Story, has_passed: bool, found: list[Rule]
+) -> None:
+    """A cut takes m0 from offset 0, and the delayed message from offset 1. It is delivered again, to offset 0."""
+    story.add("p1", "send", "invoke", id="later", crc=7, delay_nanos=100 * MILLI)
+    story.add("p1", "send", "ok", id="later", crc=7, queue="a/0", offset=0)
+    story.now += 200 * MILLI
+    story.sent("m0", 0)
+    if has_passed:
+        story.add("c1", "read", "ok", group="g1", id="m0", crc=7, queue="a/0", offset=0)
+    story.add("c2", "read", "ok", group="g2", id="later", crc=7, queue="a/0", offset=1)
+    cut(story, window=100 * MILLI)
+    story.add("a", "end", "ok", queue="a/0", offset=0)
+    story.add("c2", "read", "ok", group="g2", id="later", crc=7, queue="a/0", offset=0)
+    story.now += 200 * MILLI
+    story.sent("m1", 1)
+    for member, group in (("c1", "g1"), ("c2", "g2")):
+        story.add(member, "read", "ok", group=group, id="m1", crc=7, queue="a/0", offset=1)
+    assert story.rules() == found
+
+
 def test_a_message_that_was_safe_before_the_power_cut_keeps_its_offset(story: Story) -> None:
     story.sent("m0", 0)
     story.read("m0", 0)
