@@ -38,6 +38,8 @@ class Disk:
         self._number = 0
         self._safe_bytes: dict[int, bytearray] = {}
         self._safe_names: set[str] = set()
+        self._synced_names: dict[str, list[str]] = {}
+        """The names in each directory at its last sync."""
         self._safe_tables: dict[str, bytes] = {}
         self._replaced: set[str] = set()
         """The tables that are not what they were at the last sync of their directory."""
@@ -70,15 +72,18 @@ class Disk:
     def names_synced(self, path: str) -> None:
         self.may_sync()
         names = os.listdir(path)
-        self._safe_names.update([f"{path}/{name}" for name in names])
-        self._safe_names.add(path)
+        if self._synced_names.get(path) != names:
+            self._synced_names[path] = names
+            self._safe_names.update([f"{path}/{name}" for name in names])
+            self._safe_names.add(path)
         if path.endswith("/config"):
             self._sync_tables(path)
 
     def _sync_tables(self, path: str) -> None:
         for name in self._replaced:
             try:
-                self._safe_tables[name] = Path(path, name).read_bytes()
+                with open(f"{path}/{name}", "rb", buffering=0) as file:
+                    self._safe_tables[name] = file.read()
             except FileNotFoundError:
                 self._safe_tables.pop(name, None)
         self._replaced.clear()
@@ -181,6 +186,7 @@ class Disk:
         """All that is left now has been on the disk for long."""
         self._safe_bytes.clear()
         self._safe_names.clear()
+        self._synced_names.clear()
         self._safe_tables.clear()
         self._replaced.clear()
         self.all_synced()

@@ -105,7 +105,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _run_callbacks(self) -> None:
         """Turn by turn, until the loop is stopped: callbacks that a turn makes wait for the next one."""
         timers, soon = self._timers, self._soon
-        while not self._stopping:  # type: ignore[has-type]
+        while not self._stopping:
             if not soon:
                 while timers and timers[0][2][0] is None:
                     heappop(timers)
@@ -184,7 +184,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _step(self) -> float:
         return self._chance.uniform(SHORTEST_STEP_SECONDS, LONGEST_STEP_SECONDS)
 
-    get_debug = staticmethod(bool)  # type: ignore[assignment]
+    get_debug = staticmethod(bool)
     """False. Every future and task asks, and `bool` is the quickest answer."""
 
     def _process_events(self, event_list: object) -> None:

@@ -114,8 +114,9 @@ class SimTransport(asyncio.Transport):
     # --- sending ------------------------------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._is_closing and len(data):
-            self._unsent += len(data)
+        size = len(data)
+        if size and not self._is_closing:
+            self._unsent += size
             self._outbox.append(bytes(data))
             if not self._is_on_way:
                 self.send_outbox()
@@ -152,7 +153,7 @@ class SimTransport(asyncio.Transport):
         process = peer.process
         if not items or not process.machine.is_up:
             return  # lost
-        if peer.is_gone:
+        if peer.is_lost or process.state is State.DEAD:  # nobody has that end any more
             if not self.is_lost and items[-1] is not RESET:
                 peer._post(RESET)
             return
@@ -168,11 +169,6 @@ class SimTransport(asyncio.Transport):
             self.network.loop.call_soon(self._protocol.resume_writing, context=self.context)  # type: ignore[union-attr]
 
     # --- receiving ----------------------------------------------------------------------------------------------
-
-    @property
-    def is_gone(self) -> bool:
-        """Nobody has this end any more."""
-        return self.is_lost or self.process.state is State.DEAD
 
     def accepted(self, make: Callable[[], asyncio.BaseProtocol]) -> None:
         if not self._is_closing:

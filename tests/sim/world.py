@@ -96,7 +96,7 @@ class World:
                         self._record_end(broker, topic, queue_id, state.queue.max_offset)
             return report
 
-        MessageStore.start = start  # type: ignore[method-assign]
+        MessageStore.start = start  # type: ignore[assignment,method-assign]
 
     def _record_end(self, broker: str, topic: str, queue_id: int, end: int) -> None:
         if topic.startswith(RETRY_PREFIX):
