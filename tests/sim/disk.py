@@ -20,6 +20,13 @@ from downrange.model.record import CorruptRecord, unpack_record
 PAGE: Final = 4096
 SECTOR: Final = 512
 TORN: Final = 64
+WRITTEN_IN_PLACE: Final = "timercheck"
+"""The one file of the directory `config` that is no table: it is written in place, and not replaced."""
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a small table, of which every version is a file of its own."""
+    return path.parent.name == "config" and path.name != WRITTEN_IN_PLACE
 
 
 class Disk:
@@ -29,11 +36,13 @@ class Disk:
         self._directory = directory
         self._chance = chance
         self._number = 0
-        self._safe_bytes: dict[int, bytes] = {}
+        self._safe_bytes: dict[int, bytearray] = {}
         self._safe_names: set[str] = set()
+        self._synced_names: dict[str, list[str]] = {}
+        """The names in each directory at its last sync."""
         self._safe_tables: dict[str, bytes] = {}
-        self._read: dict[tuple[int, int], bytes] = {}
-        """The tables at the last sync of their directory, by the number and the time of their files."""
+        self._replaced: set[str] = set()
+        """The tables that are not what they were at the last sync of their directory."""
         self.fails_to_sync = False
         self.is_full = False
         self.was_faulty = False
@@ -54,31 +63,41 @@ class Disk:
     def synced(self, descriptor: int) -> None:
         self.may_sync()
         status = os.fstat(descriptor)
-        self._safe_bytes[status.st_ino] = os.pread(descriptor, status.st_size, 0)
+        size = status.st_size
+        safe = self._safe_bytes.get(status.st_ino)
+        if safe is None or len(safe) != size:
+            safe = self._safe_bytes[status.st_ino] = bytearray(size)
+        os.preadv(descriptor, (safe,), 0)
 
-    def names_synced(self, path: Path) -> None:
+    def names_synced(self, path: str) -> None:
         self.may_sync()
-        self._safe_names.update(entry.path for entry in os.scandir(path))
-        self._safe_names.add(str(path))
-        if Path(path).name == "config":
-            self._safe_tables = self._read_tables(path)
+        names = os.listdir(path)
+        if self._synced_names.get(path) != names:
+            self._synced_names[path] = names
+            self._safe_names.update([f"{path}/{name}" for name in names])
+            self._safe_names.add(path)
+        if path.endswith("/config"):
+            self._sync_tables(path)
 
-    def _read_tables(self, path: Path) -> dict[str, bytes]:
-        """The files of a directory, each read once: a table is never changed, only replaced."""
-        tables, read = {}, {}
-        for entry in os.scandir(path):
-            status = entry.stat()
-            number = (status.st_ino, status.st_mtime_ns)
-            read[number] = tables[entry.name] = self._read.get(number) or Path(entry.path).read_bytes()
-        self._read = read
-        return tables
+    def _sync_tables(self, path: str) -> None:
+        for name in self._replaced:
+            try:
+                with open(f"{path}/{name}", "rb", buffering=0) as file:
+                    self._safe_tables[name] = file.read()
+            except FileNotFoundError:
+                self._safe_tables.pop(name, None)
+        self._replaced.clear()
+
+    def replaced(self, *paths: str) -> None:
+        """A file has a new name. Tables come and go in no other way."""
+        self._replaced.update(map(os.path.basename, paths))
 
     def all_synced(self) -> None:
         for path in sorted(self.root.rglob("*")):
             self._safe_names.add(str(path))
             if path.is_file():
-                self._safe_bytes[path.stat().st_ino] = path.read_bytes()
-                if path.parent.name == "config":
+                self._safe_bytes[path.stat().st_ino] = bytearray(path.read_bytes())
+                if is_table(path):
                     self._safe_tables[path.name] = path.read_bytes()
 
     def needs_room(self) -> None:
@@ -103,14 +122,13 @@ class Disk:
             if path.is_dir():
                 continue
             is_named = all(str(one) in self._safe_names for one in (path, *path.parents) if source in one.parents)
-            is_table = path.parent.name == "config"
-            if is_table and path.name not in self._safe_tables:
+            if is_table(path) and path.name not in self._safe_tables:
                 continue
-            if not is_named and not is_table and self._chance.random() < 0.5:
+            if not is_named and not is_table(path) and self._chance.random() < 0.5:
                 continue
             copy = self.root / path.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(self._safe_tables[path.name] if is_table else self._mix(path))
+            copy.write_bytes(self._safe_tables[path.name] if is_table(path) else self._mix(path))
         abort = self.root / "abort"
         if abort.exists():
             abort.write_bytes(b"another boot")
@@ -118,7 +136,7 @@ class Disk:
 
     def _mix(self, path: Path) -> bytes:
         now = path.read_bytes()
-        safe = self._safe_bytes.get(path.stat().st_ino, b"").ljust(len(now), b"\0")[: len(now)]
+        safe = bytes(self._safe_bytes.get(path.stat().st_ino, b"")).ljust(len(now), b"\0")[: len(now)]
         if safe == now:
             return now
         likely = self._chance.choice((0.0, 0.3, 0.7, 1.0))
@@ -168,6 +186,8 @@ class Disk:
         """All that is left now has been on the disk for long."""
         self._safe_bytes.clear()
         self._safe_names.clear()
+        self._synced_names.clear()
         self._safe_tables.clear()
+        self._replaced.clear()
         self.all_synced()
         self.fails_to_sync = self.is_full = self.was_faulty = False

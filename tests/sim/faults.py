@@ -138,7 +138,15 @@ class Players:
             return lambda: None
         process.stop()
         self._world.record("process", "stopped", process=process.name)
-        return process.go_on
+        if isinstance(node, Broker):
+            node.hinder("stopped")
+
+        def undo() -> None:
+            if process.state is State.STOPPED and isinstance(node, Broker):
+                node.hinder_no_more("stopped")
+            process.go_on()
+
+        return undo
 
     def _slow(self, fault: Fault, node: Node | Client) -> Undo:
         process = node.process
@@ -196,6 +204,7 @@ class Players:
 
     def _fsync_error(self, fault: Fault, node: Broker) -> Undo:
         node.disk.fails_to_sync = node.disk.was_faulty = True
+        node.hinder("fsync error")
 
         def undo() -> None:  # an operator repairs the disk and starts the broker again
             node.disk.fails_to_sync = False

@@ -29,23 +29,21 @@ class NothingToDo(RuntimeError):
     """Every task waits for something that will never come."""
 
 
-class Handle:
-    """A callback that waits for its turn. It stands for `asyncio.Handle`, which takes twice as long to make and run."""
+class Handle(list[Any]):
+    """A callback that waits for its turn: [callback, arguments, context]. If it was cancelled, the callback is None.
 
-    __slots__ = ("args", "callback", "context", "is_cancelled")
+    It stands for `asyncio.Handle`. A list takes a fraction of the time to make.
+    """
 
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context) -> None:
-        self.callback = callback
-        self.args = args
-        self.context = context
-        self.is_cancelled = False
+    __slots__ = ()
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
     def cancel(self) -> None:
         """It is dropped when its turn comes."""
-        self.is_cancelled = True
+        self[0] = None
 
     def cancelled(self) -> bool:
-        return self.is_cancelled
+        return self[0] is None
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -60,9 +58,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._soon: deque[Handle] = deque()
         self._no_process = Context()
         self.kept: list[object] = []
-        """Objects that must not be collected before the end."""
-        self.callbacks = 0
-        """How many callbacks have run."""
+        """Objects that must not be collected before the end. These are all tasks: one that is collected runs its
+        `finally` blocks, and tasks of a process that was killed must not."""
 
     def time(self) -> float:
         return self._now
@@ -70,7 +67,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- when callbacks run -------------------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> Handle:  # type: ignore[override]
-        handle = Handle(callback, args, copy_context() if context is None else context)
+        handle = Handle((callback, args, copy_context() if context is None else context))
         self._soon.append(handle)
         return handle
 
@@ -79,7 +76,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Handle:
-        handle = Handle(callback, args, copy_context() if context is None else context)
+        handle = Handle((callback, args, copy_context() if context is None else context))
         self._count += 1
         heappush(self._timers, (when, self._count, handle))
         return handle
@@ -87,7 +84,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Handle:
-        handle = Handle(callback, args, copy_context() if context is None else context)
+        handle = Handle((callback, args, copy_context() if context is None else context))
         self._count += 1
         heappush(self._timers, (self._now + delay, self._count, handle))
         return handle
@@ -98,43 +95,46 @@ class SimLoop(asyncio.BaseEventLoop):
         sys.set_asyncgen_hooks(self._asyncgen_firstiter_hook, self._asyncgen_finalizer_hook)  # type: ignore[attr-defined]
         events._set_running_loop(self)
         try:
-            while not self._stopping:  # type: ignore[has-type]
-                self._turn()
+            self._run_callbacks()
         finally:
             self._stopping = False
             self._thread_id = None  # type: ignore[assignment]
             events._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
 
-    def _turn(self) -> None:
+    def _run_callbacks(self) -> None:
+        """Turn by turn, until the loop is stopped: callbacks that a turn makes wait for the next one."""
         timers, soon = self._timers, self._soon
-        while timers and timers[0][2].is_cancelled:
-            heappop(timers)
-        if not soon:
-            if not timers:
-                raise NothingToDo(f"no task can go on at {self._now:.3f} s")
-            self._now = max(self._now, timers[0][0])
-        now = self._now
-        while timers and timers[0][0] <= now:
-            soon.append(heappop(timers)[2])
-        for _ in range(len(soon)):
-            handle = soon.popleft()
-            if handle.is_cancelled:
-                continue
-            process = handle.context.get(CURRENT)
-            if process is None or process.is_at_full_speed:
-                self._run(handle)
-            else:
-                self._hold_up(process, handle)
-        self._now += TURN_SECONDS
+        while not self._stopping:
+            if not soon:
+                while timers and timers[0][2][0] is None:
+                    heappop(timers)
+                if not timers:
+                    raise NothingToDo(f"no task can go on at {self._now:.3f} s")
+                when, _, handle = heappop(timers)
+                self._now = when if when > self._now else self._now
+                soon.append(handle)
+            now = self._now
+            while timers and timers[0][0] <= now:
+                soon.append(heappop(timers)[2])
+            for _ in range(len(soon)):
+                handle = soon.popleft()
+                callback, arguments, context = handle
+                if callback is None:
+                    continue
+                process = context.get(CURRENT)
+                if process is not None and not process.is_at_full_speed:
+                    self._hold_up(process, handle)
+                    continue
+                try:
+                    context.run(callback, *arguments)
+                except Exception as error:
+                    self._tell_error(handle, error)
+            self._now += TURN_SECONDS
 
-    def _run(self, handle: Handle) -> None:
-        self.callbacks += 1
-        try:
-            handle.context.run(handle.callback, *handle.args)
-        except Exception as error:
-            told = {"message": f"error in {handle.callback}", "exception": error}
-            handle.context.run(self.call_exception_handler, told)
+    def _tell_error(self, handle: Handle, error: Exception) -> None:
+        callback, _, context = handle
+        context.run(self.call_exception_handler, {"message": f"error in {callback}", "exception": error})
 
     def _hold_up(self, process: Process, handle: Handle) -> None:
         """A callback of a process that does not run at full speed."""
@@ -145,12 +145,16 @@ class SimLoop(asyncio.BaseEventLoop):
             self.call_at(process.free_at, self._run_late, process, handle, context=self._no_process)
 
     def _run_late(self, process: Process, handle: Handle) -> None:
-        if handle.is_cancelled or process.state is State.DEAD:
+        callback, arguments, context = handle
+        if callback is None or process.state is State.DEAD:
             return
         if process.state is State.STOPPED:
             process.held.append(handle)
-        else:
-            self._run(handle)
+            return
+        try:
+            context.run(callback, *arguments)
+        except Exception as error:
+            self._tell_error(handle, error)
 
     # --- what asyncio asks of a loop ----------------------------------------------------------------------------
 
@@ -180,6 +184,9 @@ class SimLoop(asyncio.BaseEventLoop):
     def _step(self) -> float:
         return self._chance.uniform(SHORTEST_STEP_SECONDS, LONGEST_STEP_SECONDS)
 
+    get_debug = staticmethod(bool)
+    """False. Every future and task asks, and `bool` is the quickest answer."""
+
     def _process_events(self, event_list: object) -> None:
         """There are no events but timers."""
 
@@ -197,12 +204,13 @@ class Sleep:
     __slots__ = ("_asyncio_future_blocking", "_callbacks", "_ends_at", "_handle", "_is_cancelled", "_loop", "_number")
 
     def __init__(self, loop: SimLoop, seconds: float) -> None:
-        self._loop = loop
+        self._loop = loop  # asyncio reads it, too: there is no `get_loop` that it could call
         self._asyncio_future_blocking = False
-        self._callbacks: list[tuple[Callable[[Any], Any], Context]] = []
+        self._callbacks: list[tuple[Callable[[Any], Any], Context]] | None = None
+        """Who waits, if that is not the only one whom the timer itself calls."""
         self._is_cancelled = False
         self._ends_at = ends_at = loop._now + seconds
-        self._handle = handle = Handle(self._tell, (), copy_context())
+        self._handle = handle = Handle((_nobody, (), loop._no_process))
         self._number = loop._count = loop._count + 1
         heappush(loop._timers, (ends_at, self._number, handle))
 
@@ -215,9 +223,6 @@ class Sleep:
             yield self
         if self._is_cancelled:
             raise asyncio.CancelledError
-
-    def get_loop(self) -> SimLoop:
-        return self._loop
 
     def done(self) -> bool:
         return self._is_cancelled or self._loop._now >= self._ends_at
@@ -235,30 +240,39 @@ class Sleep:
         if self.done():
             return False
         self._is_cancelled = True
-        self._handle.cancel()
         self._tell()
+        self._handle.cancel()
         return True
 
     def add_done_callback(self, callback: Callable[[Any], Any], *, context: Context | None = None) -> None:
-        context = copy_context() if context is None else context
+        if context is None:
+            context = copy_context()
+        handle = self._handle
         if self.done():
             self._loop.call_soon(callback, self, context=context)
-            return
-        self._callbacks.append((callback, context))
-        handle = self._handle
-        if len(self._callbacks) == 1:  # the timer may call the only one who waits
-            handle.callback, handle.args, handle.context = callback, (self,), context
+        elif handle[0] is _nobody:
+            handle[:] = callback, (self,), context
         else:
-            handle.callback, handle.args = self._tell, ()
+            self._callbacks = [*self._waiting(), (callback, context)]
+            handle[:] = self._tell, (), context
 
     def remove_done_callback(self, callback: Callable[[Any], Any]) -> int:
-        kept = [one for one in self._callbacks if one[0] != callback]
-        removed = len(self._callbacks) - len(kept)
-        self._callbacks = kept
-        self._handle.callback, self._handle.args = self._tell, ()
-        return removed
+        waiting = self._waiting()
+        self._callbacks = [one for one in waiting if one[0] != callback]
+        self._handle[:] = self._tell, (), self._handle[2]
+        return len(waiting) - len(self._callbacks)
+
+    def _waiting(self) -> list[tuple[Callable[[Any], Any], Context]]:
+        if self._callbacks is not None:
+            return self._callbacks
+        callback, _, context = self._handle
+        return [] if callback is _nobody else [(callback, context)]
 
     def _tell(self) -> None:
-        callbacks, self._callbacks = self._callbacks, []
-        for callback, context in callbacks:
+        waiting, self._callbacks = self._waiting(), []
+        for callback, context in waiting:
             self._loop.call_soon(callback, self, context=context)
+
+
+def _nobody() -> None:
+    """Nobody waits for a sleep yet."""

@@ -1,4 +1,4 @@
-"""`python -m tests.sim 1-200`: run seeds one after another, and stop at the first that fails."""
+"""`python -m tests.sim 1-200`: run seeds, and tell those that fail."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.sim.run import Outcome, run, run_side_by_side, shrink
 from tests.sim.speed import simulated_per_cpu_second
 
 SHOWN_PROBLEMS: Final = 10
+PROGRESS_SEEDS: Final = 100
 
 
 def seeds_of(text: str) -> range:
@@ -40,23 +41,34 @@ def _print_problems(outcome: Outcome) -> None:
         print(f"  and {len(outcome.problems) - SHOWN_PROBLEMS} more")
 
 
-def run_all(seeds: range) -> int:
+def run_all(seeds: range, jobs: int, *, keeps_going: bool) -> int:
+    """Run seeds, so many at a time. The first that fails ends the run, unless the run keeps going."""
     simulated = used = 0.0
-    for number, outcome in enumerate(run_side_by_side(seeds, os.cpu_count() or 1)):
+    failed: list[int] = []
+    for number, outcome in enumerate(run_side_by_side(seeds, jobs), 1):
         simulated += outcome.simulated_seconds
         used += outcome.cpu_seconds
         if not outcome.is_good:
             report(outcome)
-            print(f"{number} of {len(seeds)} seeds passed, then seed {outcome.seed} failed")
-            return 1
+            failed.append(outcome.seed)
+            if not keeps_going:
+                break
+        if keeps_going and number % PROGRESS_SEEDS == 0:
+            print(f"up to seed {outcome.seed}: {number - len(failed)} of {number} seeds passed", flush=True)
     print(f"{simulated:.0f} s simulated in {used:.1f} s of CPU time: {simulated / max(used, 1e-9):.0f} times as fast")
-    print(f"{len(seeds)} of {len(seeds)} seeds passed")
-    return 0
+    if failed:
+        print(f"failed: {', '.join(map(str, failed))}")
+    print(f"{number - len(failed)} of {len(seeds)} seeds passed")
+    return 1 if failed else 0
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("seeds", type=seeds_of, nargs="?", default="1-200", help="one number or a range, as 7 or 1-200")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many seeds run at a time")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="go on after a seed that failed, and tell how far it is"
+    )
     parser.add_argument("--speed", action="store_true", help="measure a cluster of five processes without faults")
     parser.add_argument("--history", action="store_true", help="print the history of the first seed, line by line")
     options = parser.parse_args(arguments)
@@ -70,4 +82,4 @@ def main(arguments: Sequence[str]) -> int:
     if options.history:
         print(run(options.seeds[0]).history.decode())
         return 0
-    return run_all(options.seeds)
+    return run_all(options.seeds, options.jobs, keeps_going=options.keep_going)

@@ -14,6 +14,7 @@ import os
 import random
 from collections.abc import Callable
 from contextvars import Context, copy_context
+from math import log
 from typing import Any, Final
 
 from tests.sim.loop import SimLoop
@@ -21,6 +22,8 @@ from tests.sim.process import Machine, Process, State, current
 
 HIGH_WATER: Final = 64 * 1024
 LOW_WATER: Final = 16 * 1024
+CUT_SHARE: Final = 0.02
+"""Of what arrives at once, so much comes in two pieces."""
 EOF: Final = object()
 RESET: Final = object()
 ANY_ADDRESS: Final = ("0.0.0.0", "", "::", "127.0.0.1", "localhost")
@@ -94,6 +97,7 @@ class SimTransport(asyncio.Transport):
         self.place = place
         self.peer: SimTransport  # set by the network
         self._protocol: asyncio.BaseProtocol | None = None
+        self._is_buffered = False
         self._outbox: list[Any] = []
         self._is_on_way = False
         self._unsent = 0
@@ -110,8 +114,9 @@ class SimTransport(asyncio.Transport):
     # --- sending ------------------------------------------------------------------------------------------------
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._is_closing and len(data):
-            self._unsent += len(data)
+        size = len(data)
+        if size and not self._is_closing:
+            self._unsent += size
             self._outbox.append(bytes(data))
             if not self._is_on_way:
                 self.send_outbox()
@@ -145,42 +150,36 @@ class SimTransport(asyncio.Transport):
         self._is_on_way = False
         items, self._outbox = self._outbox, []
         peer = self.peer
-        if not peer.process.machine.is_up:
+        process = peer.process
+        if not items or not process.machine.is_up:
             return  # lost
-        if peer.is_gone:
+        if peer.is_lost or process.state is State.DEAD:  # nobody has that end any more
             if not self.is_lost and items[-1] is not RESET:
                 peer._post(RESET)
             return
-        if peer.process.is_at_full_speed:
+        if process.is_at_full_speed:
             peer.context.run(peer._take, items)
         else:
             self.network.loop.call_soon(peer._take, items, context=peer.context)
 
-    def _read(self, size: int) -> None:
-        """The peer has read so many bytes."""
-        self._unsent -= size
-        if self._is_full and self._unsent <= self._low and not self.is_lost:
+    def _go_on_writing(self) -> None:
+        """The peer has read, so there may be room again."""
+        if self._unsent <= self._low and not self.is_lost:
             self._is_full = False
             self.network.loop.call_soon(self._protocol.resume_writing, context=self.context)  # type: ignore[union-attr]
 
     # --- receiving ----------------------------------------------------------------------------------------------
 
-    @property
-    def is_gone(self) -> bool:
-        """Nobody has this end any more."""
-        return self.is_lost or self.process.state is State.DEAD
-
     def accepted(self, make: Callable[[], asyncio.BaseProtocol]) -> None:
         if not self._is_closing:
-            self._protocol = make()
-            self._protocol.connection_made(self)
+            protocol = make()
+            self.set_protocol(protocol)
+            protocol.connection_made(self)
             self._take([])
 
     def _take(self, items: list[Any]) -> None:
         if len(items) == 1 and type(items[0]) is bytes and not self._inbox and self._is_open:
-            data = items[0]
-            self.peer._read(len(data))
-            self._feed(data)
+            self._feed(items[0])
             return
         self._inbox += items
         while self._inbox and not self._is_paused and not self.is_lost and self._protocol is not None:
@@ -194,7 +193,6 @@ class SimTransport(asyncio.Transport):
             if size:
                 data = b"".join(self._inbox[:size])
                 del self._inbox[:size]
-                self.peer._read(len(data))
                 self._feed(data)
             else:
                 self._end(self._inbox.pop(0))
@@ -205,22 +203,30 @@ class SimTransport(asyncio.Transport):
         return not (self._is_paused or self._is_closing or self.is_lost or self._protocol is None)
 
     def _feed(self, data: bytes) -> None:
-        protocol = self._protocol
+        peer = self.peer
+        peer._unsent -= len(data)
+        if peer._is_full:
+            peer._go_on_writing()
         chance = self.network.chance
-        cut = chance.randrange(len(data)) if chance.random() < 0.02 else 0
-        for part in (data[:cut], data[cut:]) if cut else (data,):
-            if self.is_lost:
-                continue
-            if isinstance(protocol, asyncio.BufferedProtocol):
-                rest = memoryview(part)
-                while rest and not self.is_lost:
-                    buffer = memoryview(protocol.get_buffer(-1))
-                    size = min(len(buffer), len(rest))
-                    buffer[:size] = rest[:size]
-                    rest = rest[size:]
-                    protocol.buffer_updated(size)
-            else:
-                protocol.data_received(part)  # type: ignore[union-attr]
+        cut = chance.randrange(len(data)) if chance.random() < CUT_SHARE else 0
+        if cut:
+            self._feed_part(data[:cut])
+            data = data[cut:]
+        if not self.is_lost:
+            self._feed_part(data)
+
+    def _feed_part(self, data: bytes) -> None:
+        protocol: Any = self._protocol
+        if not self._is_buffered:
+            protocol.data_received(data)
+            return
+        rest = memoryview(data)
+        while rest and not self.is_lost:
+            buffer = memoryview(protocol.get_buffer(-1))
+            size = min(len(buffer), len(rest))
+            buffer[:size] = rest[:size]
+            rest = rest[size:]
+            protocol.buffer_updated(size)
 
     def _end(self, how: Any) -> None:
         if how is RESET:
@@ -268,10 +274,15 @@ class SimTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
+        self._is_buffered = isinstance(protocol, asyncio.BufferedProtocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         assert self._protocol is not None
         return self._protocol
+
+    def lose_power(self) -> None:
+        """What this end had written and not sent is gone with the memory of its machine."""
+        self._outbox.clear()
 
     def reset_by_kernel(self) -> None:
         """The process of this end is gone; the kernel tells the peer."""
@@ -299,7 +310,7 @@ class Network:
         return self._ports
 
     def latency(self) -> float:
-        return self.typical_seconds * (0.2 + self.chance.expovariate(1.0))
+        return self.typical_seconds * (0.2 - log(1.0 - self.chance.random()))
 
     def listening(self, place: tuple[str, int]) -> Listening | None:
         found = self.places.get(place)
@@ -337,7 +348,9 @@ class Network:
         """A process is gone; silently: with its machine."""
         for transport in [one for one in self.transports if one.process is process]:
             del self.transports[transport]
-            if not silently:
+            if silently:
+                transport.lose_power()
+            else:
                 transport.reset_by_kernel()
         for place in [place for place, one in self.places.items() if one.process is process]:
             del self.places[place]

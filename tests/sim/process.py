@@ -102,8 +102,7 @@ class Process:
                 self._loop._soon.append(handle)
 
     def kill(self) -> None:
-        """End at once. Its tasks are kept: one that is collected would run its `finally` blocks."""
-        self._loop.kept.append(asyncio.all_tasks(self._loop))
+        """End at once."""
         self._be(State.DEAD)
         self.held.clear()
 

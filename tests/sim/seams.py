@@ -14,7 +14,6 @@ import sys
 import uuid
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from downrange.broker import admission
@@ -83,17 +82,30 @@ def _install_files(disks: dict[str, Disk]) -> None:
 
         return operation
 
+    def own_disk() -> Disk | None:
+        """None: the process writes to a disk that never fails."""
+        process = CURRENT.get()
+        return None if process is None else disks.get(process.machine.name)
+
     def fsync(descriptor: int) -> None:
-        if (process := CURRENT.get()) is not None and process.machine.name in disks:
-            disk().may_sync()
+        if (own := own_disk()) is not None:
+            own.may_sync()
+
+    real_replace = os.replace
+
+    def replace(source: Any, target: Any) -> None:
+        real_replace(source, target)
+        if (own := own_disk()) is not None:
+            own.replaced(os.fspath(source), os.fspath(target))
 
     files: Any = OsFiles
     files.sync = lambda self, descriptor: disk().synced(descriptor)
-    files.sync_directory = lambda self, path: disk().names_synced(Path(path))
+    files.sync_directory = lambda self, path: disk().names_synced(os.fspath(path))
     files.sync_file_system = lambda self, path: disk().all_synced()
     for name in ("create", "write_at", "reserve"):
         setattr(files, name, needing_room(getattr(files, name)))
     os.fsync = fsync  # type: ignore[assignment]
+    os.replace = replace  # type: ignore[assignment]
     os.getpid = lambda: current().process_id if CURRENT.get() is not None else 1
 
 
@@ -150,6 +162,7 @@ def _number_hashes(loop: SimLoop) -> None:
             self._sim_number = next(numbers)
         return self._sim_number  # type: ignore[no-any-return]
 
+    asyncio.tasks._all_tasks.add = loop.kept.append  # type: ignore[attr-defined]  # instead of a set of weak references
     loop.set_task_factory(lambda loop, coro, **options: Task(coro, loop=loop, **options))
     loop.create_future = partial(Future, loop=loop)  # type: ignore[method-assign]
     Connection.__hash__ = numbered  # type: ignore[method-assign]

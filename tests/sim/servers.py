@@ -23,6 +23,8 @@ NAMESRV_PORT = 9876
 BROKER_PORT = 10911
 LOG_FILE_SIZE = 64 * 1024
 LONGEST_DELAY_SECONDS = 120
+FLUSH_WINDOW_SECONDS = 11.0
+"""The longest that a message may be in memory only: a regular flush, and the thorough one every 10 s."""
 TIMER_ROLL_SLOTS = 10
 """Timer messages that wait for more than so many seconds are stored again on their way."""
 
@@ -136,6 +138,8 @@ class Broker(Node):
         self.running: RunningBroker | None = None
         self.trouble: BaseException | None = None
         """Why the last run ended by itself."""
+        self._hindrances: dict[str, float] = {}
+        """What keeps the broker from syncing its log now, and since when nothing was synced."""
 
     def _server(self) -> AbstractAsyncContextManager[Any]:
         role = BrokerRole.SLAVE if self.is_slave else self.shape.broker_role
@@ -171,6 +175,13 @@ class Broker(Node):
         )
         return broker(config, store, self.machine.clock)
 
+    def hinder(self, reason: str) -> None:
+        """From now on the broker cannot sync its log. It may have been hindered already, for other reasons."""
+        self._hindrances[reason] = min([self.world.loop.time(), *self._hindrances.values()])
+
+    def hinder_no_more(self, reason: str) -> None:
+        self._hindrances.pop(reason, None)
+
     def _began(self, running: RunningBroker) -> None:
         self.running = running
         self.trouble = None
@@ -183,23 +194,27 @@ class Broker(Node):
 
     def _ended(self) -> None:
         self.running = None
+        self._hindrances.clear()
         self.disk.keep_all()
 
     def _killed(self, *, with_machine: bool) -> None:
         self.running = None
         if with_machine:
-            window = 0
-            if self.shape.flush_disk_type is FlushDiskType.ASYNC_FLUSH:
-                window = int(self._flush_window_seconds * 1e9)
-            self.world.record("cut", "ok", process=self.name, window_nanos=window)
+            self._record_cut()
             self.disk.lose_power()
         else:
             self.disk.keep_all()
+        self._hindrances.clear()
 
-    @property
-    def _flush_window_seconds(self) -> float:
-        """The longest that a message may be in memory only: a regular flush, and the thorough one every 10 s."""
-        return 11.0
+    def _record_cut(self) -> None:
+        is_async = self.shape.flush_disk_type is FlushDiskType.ASYNC_FLUSH
+        now = self.world.loop.time()
+        stuck_seconds = now - min([now, *self._hindrances.values()])
+        self.world.cut.add(self.name)
+        self.world.record(
+            "cut", "ok", process=self.name,
+            window_nanos=int(FLUSH_WINDOW_SECONDS * 1e9) if is_async else 0, stuck_nanos=int(stuck_seconds * 1e9),
+        )  # fmt: skip
 
     @property
     def waiting_messages(self) -> int:

@@ -8,8 +8,11 @@ from typing import Any
 from zlib import crc32
 
 from downrange.broker.handlers.offsets import OffsetHandlers
+from downrange.model.topics import RETRY_PREFIX
 from downrange.protocol.bodies.offsets import UpdateConsumerOffsetRequest
 from downrange.protocol.command import Command
+from downrange.store.message_store import MessageStore
+from downrange.store.recovery import RecoveryReport
 from downrange.transport.connection import Connection
 from tests.sim import seams
 from tests.sim.disk import Disk
@@ -35,7 +38,10 @@ class World:
         self._directory = directory
         self.loop.set_exception_handler(self._unhandled)
         seams.install(self.loop, self.network, self.disks)
+        self.cut: set[str] = set()
+        """Brokers whose machines lost power, and whose stores are not open again."""
         self._record_commits()
+        self._record_ends()
 
     def machine(self, name: str, *, has_disk: bool = False) -> Machine:
         machine = Machine(name, f"10.0.0.{len(self.network.machines) + 1}", SimClock(self.loop, Sleep))
@@ -74,6 +80,29 @@ class World:
             return reply
 
         OffsetHandlers.commit = commit  # type: ignore[method-assign,assignment]
+
+    def _record_ends(self) -> None:
+        """Brokers note in the history where their queues end after a power cut."""
+        right = MessageStore.start
+
+        def start(store: MessageStore) -> RecoveryReport:
+            report = right(store)
+            broker = current().name if CURRENT.get() is not None else ""
+            if broker in self.cut:
+                self.cut.remove(broker)
+                for topic, queue_id in store.queues.names():
+                    state = store.queues.get(topic, queue_id)
+                    if state is not None and state.queue.max_offset:
+                        self._record_end(broker, topic, queue_id, state.queue.max_offset)
+            return report
+
+        MessageStore.start = start  # type: ignore[assignment,method-assign]
+
+    def _record_end(self, broker: str, topic: str, queue_id: int, end: int) -> None:
+        if topic.startswith(RETRY_PREFIX):
+            self.record("end", "ok", queue=f"{broker}/{topic}/{queue_id}", offset=end)
+        else:
+            self.record("end", "ok", topic=topic, queue=f"{broker}/{queue_id}", offset=end)
 
     def _unhandled(self, loop: Any, context: dict[str, Any]) -> None:
         error = context.get("exception")

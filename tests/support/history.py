@@ -17,8 +17,10 @@ machine's monotonic clock, which all its processes share.
                                 master's log; other_crc: of as much of it as the slave has
     clock   ok                  a broker's clock was set forward by delay_nanos, or back
     process died stopped        of a broker: died, and with it what was not saved yet
-    cut     ok                  the broker's machine lost power; window_nanos: sends acknowledged so shortly before may
-                                be lost (ASYNC_FLUSH); 0: none (SYNC_FLUSH)
+    cut     ok                  the broker's machine lost power; window_nanos: so long may an acknowledged send be in
+                                memory only (ASYNC_FLUSH); 0: never (SYNC_FLUSH); stuck_nanos: so long before the cut
+                                the broker could not sync: it was stopped, or its disk failed
+    end     ok                  topic, queue, offset: where a queue of a broker ended when it was back after a cut
 
 The name of a queue is `broker/number`, or `broker/topic/number` if it is one of another topic, for retries.
 """
@@ -31,6 +33,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -96,6 +99,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     other_offset: int = -1
     other_crc: int = 0
     window_nanos: int = 0
+    stuck_nanos: int = 0
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -194,13 +198,15 @@ def check(events: Sequence[Event], *, drained: bool = True, ordered_reads: bool 
     )
     if drained:
         report.faults += _lost(kept, reads)
-        report.faults += _undelivered(kept, [event for event in events if event.op in ("read", "keep", "plan")], cuts)
+        report.faults += _lost_too_long(sends, reads, cuts)
+        readings = [event for event in events if event.op in ("read", "keep", "plan")]
+        report.faults += _undelivered(sends, kept, readings, cuts)
         report.faults += _gaps(sends, reads, cuts)
         report.faults += _orphans(kept)
     keeps = [event for event in events if event.op == "keep"]
     report.faults += _twice(keeps, cuts)
     report.faults += _not_sent(sends, [*reads, *keeps], [event for event in events if event.op == "clock"])
-    report.faults += _split_offsets(kept, reads, cuts)
+    report.faults += _split_offsets(sends, reads, cuts)
     report.faults += _send_order(kept)
     if ordered_reads:
         report.faults += _read_order(reads)
@@ -212,37 +218,54 @@ def check(events: Sequence[Event], *, drained: bool = True, ordered_reads: bool 
 
 
 class _Cuts:
-    """The power cuts of brokers."""
+    """The power cuts of brokers, and what each left of the queues."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._cuts: defaultdict[str, list[Event]] = defaultdict(list)
+        self._ends: defaultdict[Event, dict[tuple[str, str], int]] = defaultdict(dict)
         for event in events:
             if event.op == "cut":
                 self._cuts[event.process].append(event)
+            elif event.op == "end":
+                self._ends[self._cuts[event.process][-1]][event.topic, event.queue] = event.offset
 
     def may_lose(self, send: _Send) -> bool:
-        """Whether an acknowledged message may be gone: a cut came shortly after the answer."""
+        """Whether an acknowledged message may be gone: no sync came between the answer and a cut."""
+        return self.loss_of(send) is not None
+
+    def loss_of(self, send: _Send) -> Event | None:
+        """The cut that may have taken an acknowledged message."""
         answer = send.answer
-        return (
-            answer is not None
-            and answer.phase == "ok"
-            and any(
-                cut.window_nanos and cut.time - cut.window_nanos <= answer.time <= cut.time
-                for cut in self._cuts[_broker(answer.queue)]
-            )
-        )
+        if answer is None or answer.phase != "ok":
+            return None
+        for cut in self._cuts[_broker(answer.queue)]:
+            first = cut.time - cut.stuck_nanos - cut.window_nanos
+            if cut.window_nanos and first <= answer.time <= cut.time:
+                return cut
+        return None
 
-    def between(self, queue: str, one: int, other: int, *, is_safe: bool = False) -> bool:
-        """Whether a cut between two times may have taken a message of the queue, whose offset another one got then.
-
-        `is_safe`: the message was acknowledged, so a broker that syncs first has kept it.
-        """
+    def between(self, queue: str, one: int, other: int) -> bool:
+        """Whether a cut between two times may have taken a message of the queue, whose offset another one got then."""
         first, last = sorted((one, other))
-        return any(
-            first - cut.window_nanos <= cut.time <= last
-            for cut in self._cuts[_broker(queue)]
-            if cut.window_nanos or not is_safe
-        )
+        return any(first - cut.window_nanos <= cut.time <= last for cut in self._cuts[_broker(queue)])
+
+    def took(self, before: _Send, place: Event) -> bool:
+        """Whether a cut may have taken a message from this place, or from one behind it, before the event there.
+
+        Consumers may get the message still later: they have fetched it before, or a slave has it.
+        """
+        for cut in self._cuts[_broker(place.queue)]:
+            is_between = before.invoke.time <= cut.time <= place.time
+            may_go = not before.is_acknowledged_at(place) or self.loss_of(before) is cut
+            if is_between and may_go and self._end(cut, place) <= place.offset:
+                return True
+        return False
+
+    def _end(self, cut: Event, place: Event) -> int:
+        """Where a queue ended after a cut; 0 if nobody noted the ends."""
+        name = place.queue
+        topic = place.topic if name.count("/") == 1 else ""
+        return self._ends[cut].get((topic, name), 0)
 
 
 def _sends(events: Iterable[Event]) -> dict[str, _Send]:
@@ -269,7 +292,28 @@ def _lost(sends: dict[str, _Send], reads: Iterable[Event]) -> Iterator[Fault]:
             yield Fault(Rule.LOST, f"{message_id} acknowledged at {_place(send.answer)} was never read")
 
 
-def _undelivered(sends: dict[str, _Send], reads: Sequence[Event], cuts: _Cuts) -> Iterator[Fault]:
+def _lost_too_long(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts) -> Iterator[Fault]:
+    """A message is synced within the window, or the sync fails and nothing more is acknowledged.
+
+    So all acknowledged messages that a cut takes were acknowledged within one window, however long the disk failed.
+    """
+    seen = {event.id for event in reads}
+    first: dict[Event, Event] = {}
+    missing = [send for name, send in sends.items() if send.is_visible and name not in seen]
+    for send in sorted(missing, key=lambda send: send.answer.time if send.answer else 0):
+        cut = cuts.loss_of(send)
+        if cut is None or send.answer is None:
+            continue
+        began = first.setdefault(cut, send.answer)
+        seconds = (send.answer.time - began.time) / 1e9
+        if send.answer.time - began.time > cut.window_nanos:
+            text = f"{_place(send.answer)} was lost, acknowledged {seconds:.3f} s after {_place(began)}, which was lost"
+            yield Fault(Rule.LOST, text)
+
+
+def _undelivered(
+    sends: dict[str, _Send], kept: dict[str, _Send], reads: Sequence[Event], cuts: _Cuts
+) -> Iterator[Fault]:
     """A group that had read lost messages goes on behind them, and misses those that got their offsets."""
     seen: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     places: dict[str, Event] = {}
@@ -278,25 +322,26 @@ def _undelivered(sends: dict[str, _Send], reads: Sequence[Event], cuts: _Cuts) -
             continue
         if read.group:
             seen[read.group, read.topic].add(read.id)
-        places.setdefault(read.id, read)
+        place = places.get(read.id)
+        is_retry = read.queue.count("/") > 1
+        if place is None or (not is_retry and (place.queue, place.offset) != (read.queue, read.offset)):
+            places[read.id] = read  # a delayed message that a cut took is delivered again, to another place
     for (group, topic), ids in seen.items():
-        for message_id, send in sends.items():
+        for message_id, send in kept.items():
             if send.invoke.topic == topic and send.is_visible and message_id not in ids:
                 place = places.get(message_id)
-                if place is None or not _was_passed(group, place, reads, cuts):
+                passed = (read for read in reads if read.group == group)
+                if place is None or not any(_passes(read, place, sends, cuts) for read in passed):
                     yield Fault(Rule.UNDELIVERED, f"{group} never got {message_id} of {topic}")
 
 
-def _was_passed(group: str, place: Event, reads: Iterable[Event], cuts: _Cuts) -> bool:
-    """Whether a group had read as far as this place before a power cut, and before the message that is there now."""
-    return any(
-        read.group == group
-        and (read.topic, read.queue) == (place.topic, place.queue)
-        and read.time <= place.time
-        and read.offset >= place.offset
-        and cuts.between(place.queue, read.time, place.time)
-        for read in reads
-    )
+def _passes(read: Event, place: Event, sends: dict[str, _Send], cuts: _Cuts) -> bool:
+    """Whether a reader got as far as this place by messages that a power cut took before the message that is there."""
+    if (read.topic, read.queue) != (place.topic, place.queue) or read.offset < place.offset:
+        return False
+    if read.time <= place.time and cuts.between(place.queue, read.time, place.time):
+        return True
+    return read.id in sends and cuts.took(sends[read.id], place)
 
 
 def _twice(keeps: Iterable[Event], cuts: _Cuts) -> Iterator[Fault]:
@@ -366,18 +411,18 @@ def _too_soon(send: _Send, read: Event, steps: Sequence[Event]) -> Iterator[Faul
 
 
 def _split_offsets(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts) -> Iterator[Fault]:
-    holders: dict[tuple[str, str, int], Event] = {}
     # The offset of a half message is one of its own topic, not of the topic it is read from.
     stored = [send.answer for send in sends.values() if send.is_acknowledged and send.invoke.op == "send"]
     delayed = {send.invoke.id for send in sends.values() if send.invoke.delay_nanos}
-    for event in [*(answer for answer in stored if answer and answer.id not in delayed), *reads]:
-        holder = holders.setdefault((event.topic, event.queue, event.offset), event)
-        if holder.id == event.id:
-            continue
-        first = min(holder, event, key=lambda one: one.time)
-        is_safe = first.id in sends and sends[first.id].is_acknowledged_at(first)
-        if not cuts.between(event.queue, holder.time, event.time, is_safe=is_safe):
-            yield Fault(Rule.SPLIT_OFFSET, f"{_place(event)} holds both {holder.id} and {event.id}")
+    places: defaultdict[tuple[str, str, int], dict[str, Event]] = defaultdict(dict)
+    seen = [*(answer for answer in stored if answer and answer.id not in delayed), *reads]
+    for event in sorted(seen, key=lambda event: event.time):
+        places[event.topic, event.queue, event.offset].setdefault(event.id, event)
+    for holders in places.values():
+        for one, other in pairwise(holders.values()):
+            orders = ((one, other), (other, one))
+            if not any(before.id in sends and cuts.took(sends[before.id], after) for before, after in orders):
+                yield Fault(Rule.SPLIT_OFFSET, f"{_place(one)} holds both {one.id} and {other.id}")
 
 
 def _send_order(sends: dict[str, _Send]) -> Iterator[Fault]:

@@ -257,9 +257,9 @@ def test_a_group_that_missed_a_message_is_found_although_another_got_it(story: S
     assert story.rules(drained=False) == []
 
 
-def cut(story: Story, window: int) -> None:
+def cut(story: Story, window: int, stuck: int = 0) -> None:
     story.add("a", "process", "died")
-    story.add("a", "cut", "ok", window_nanos=window)
+    story.add("a", "cut", "ok", window_nanos=window, stuck_nanos=stuck)
 
 
 def test_a_power_cut_may_take_what_was_acknowledged_shortly_before(story: Story) -> None:
@@ -279,6 +279,32 @@ def test_a_power_cut_must_not_take_what_was_safe(story: Story, window: int) -> N
     story.sent("m1", 1, queue="b/0")
     story.read("m1", 1, queue="b/0")
     cut(story, window)
+    assert story.rules() == [Rule.LOST]
+
+
+@pytest.mark.parametrize(("before_failure", "found"), [(5, []), (15, [Rule.LOST])])
+def test_what_a_disk_that_failed_had_not_synced_may_go_in_a_later_power_cut(
+    story: Story, before_failure: int, found: list[Rule]
+) -> None:
+    story.sent("m0", 0)
+    story.now += before_failure * MILLI  # now the disk begins to fail
+    began = story.now
+    story.now += 60 * MILLI
+    cut(story, window=10 * MILLI, stuck=story.now + 2 * MILLI - began)
+    assert story.rules() == found
+
+
+def test_a_broker_must_not_acknowledge_for_longer_than_the_window_when_its_disk_fails(story: Story) -> None:
+    story.sent("m0", 0)
+    story.now += 6 * MILLI
+    story.sent("m1", 1)
+    cut(story, window=10 * MILLI, stuck=100 * MILLI)
+    assert story.rules() == []
+    story.now += 200 * MILLI
+    story.sent("m2", 0)
+    story.now += 12 * MILLI
+    story.sent("m3", 1)
+    cut(story, window=10 * MILLI, stuck=100 * MILLI)
     assert story.rules() == [Rule.LOST]
 
 
@@ -308,6 +334,54 @@ def test_a_group_may_miss_what_got_the_offset_of_a_message_that_was_lost(story: 
     story.sent("m2", 1)
     story.add("c2", "read", "ok", group="g2", id="m2", crc=7, queue="a/0", offset=1)
     assert story.rules() == [Rule.UNDELIVERED]
+
+
+@pytest.mark.parametrize(("end", "found"), [(0, set()), (1, {Rule.SPLIT_OFFSET, Rule.UNDELIVERED})])
+def test_a_slave_may_show_a_message_long_after_the_power_cut_that_took_it_from_its_master(
+    story: Story, end: int, found: set[Rule]
+) -> None:
+    """Unless the master had the message when it came back."""
+    story.sent("m0", 0)
+    cut(story, window=100 * MILLI)
+    story.add("a", "end", "ok", queue="a/0", offset=end)
+    story.now += 200 * MILLI
+    story.add("c1", "read", "ok", group="g1", id="m0", crc=7, queue="a/0", offset=0)
+    story.sent("m1", 0)
+    story.add("c2", "read", "ok", group="g2", id="m1", crc=7, queue="a/0", offset=0)
+    assert set(story.rules()) == found
+
+
+@pytest.mark.parametrize(("has_passed", "found"), [(True, []), (False, [Rule.UNDELIVERED])])
+def test_a_delayed_message_counts_where_it_was_delivered_in_the_end(
+    story: Story, has_passed: bool, found: list[Rule]
+) -> None:
+    """A cut takes m0 from offset 0, and the delayed message from offset 1. It is delivered again, to offset 0."""
+    story.add("p1", "send", "invoke", id="later", crc=7, delay_nanos=100 * MILLI)
+    story.add("p1", "send", "ok", id="later", crc=7, queue="a/0", offset=0)
+    story.now += 200 * MILLI
+    story.sent("m0", 0)
+    if has_passed:
+        story.add("c1", "read", "ok", group="g1", id="m0", crc=7, queue="a/0", offset=0)
+    story.add("c2", "read", "ok", group="g2", id="later", crc=7, queue="a/0", offset=1)
+    cut(story, window=100 * MILLI)
+    story.add("a", "end", "ok", queue="a/0", offset=0)
+    story.add("c2", "read", "ok", group="g2", id="later", crc=7, queue="a/0", offset=0)
+    story.now += 200 * MILLI
+    story.sent("m1", 1)
+    for member, group in (("c1", "g1"), ("c2", "g2")):
+        story.add(member, "read", "ok", group=group, id="m1", crc=7, queue="a/0", offset=1)
+    assert story.rules() == found
+
+
+def test_a_message_that_was_safe_before_the_power_cut_keeps_its_offset(story: Story) -> None:
+    story.sent("m0", 0)
+    story.read("m0", 0)
+    story.now += 200 * MILLI
+    cut(story, window=100 * MILLI)
+    story.add("a", "end", "ok", queue="a/0", offset=0)
+    story.sent("m1", 0)
+    story.read("m1", 0)
+    assert story.rules() == [Rule.SPLIT_OFFSET]
 
 
 def test_a_message_that_was_read_and_not_acknowledged_may_go_in_a_power_cut(story: Story) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -49,14 +50,16 @@ class JsonFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._backup = path.with_name(path.name + ".bak")
+        self._name = str(path)
+        self._backup = f"{path}.bak"
+        self._temporary = f"{path}.tmp"
         self._writing = Lock()
         self._versions = count(1)
         self._written_version = 0
 
     def load(self, body_type: type[T]) -> T | None:
         """The table saved last; the `.bak` if the file is missing, empty or damaged; None if neither exists."""
-        for path, is_last in ((self.path, False), (self._backup, True)):
+        for path, is_last in ((self.path, False), (Path(self._backup), True)):
             try:
                 text = path.read_bytes()
             except (FileNotFoundError, NotADirectoryError):  # a wrong directory is reported by the store
@@ -83,23 +86,28 @@ class JsonFile:
         return partial(self._save_version, next(self._versions), body)
 
     def _save_version(self, version: int, body: msgspec.Struct) -> None:
-        text = pretty(msgspec.json.decode(encode_body(body)))
+        text = pretty(msgspec.json.decode(encode_body(body))).encode()
         with self._writing:
             if version > self._written_version:
                 self._replace(text)
                 self._written_version = version
 
-    def _replace(self, text: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
+    def _replace(self, text: bytes) -> None:
+        try:
+            self._write(text)
+        except FileNotFoundError:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._write(text)
+        with suppress(FileNotFoundError):
+            os.replace(self._name, self._backup)
+        os.replace(self._temporary, self._name)
+        OS_FILES.sync_directory(self.path.parent)  # until then a power cut may bring the old file back
+
+    def _write(self, text: bytes) -> None:
+        with open(self._temporary, "wb") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        if self.path.exists():
-            os.replace(self.path, self._backup)
-        os.replace(temporary, self.path)
-        OS_FILES.sync_directory(self.path.parent)  # until then a power cut may bring the old file back
 
 
 class SavedTable(ABC):

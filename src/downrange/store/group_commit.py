@@ -63,7 +63,7 @@ class FlushTimes:
 
 
 class FlushPolicy:
-    """Decides when the next round is due and whether it is thorough."""
+    """Decides when the next round is due and whether it is thorough. `now` is of a clock that nobody sets."""
 
     def __init__(self, times: FlushTimes, now: int) -> None:
         self._times = times
@@ -76,11 +76,10 @@ class FlushPolicy:
 
     def due(self, now: int) -> FlushRound | None:
         """The round to do now, or None when it is too early. A round that is returned counts as done."""
-        if self._last_round <= now < self.next_due:
+        if now < self.next_due:
             return None
         self._last_round = now
-        # After the clock was set back the round is thorough: otherwise none might be for a long time.
-        if not self._last_thorough <= now < self._last_thorough + self._times.thorough_interval_millis:
+        if now >= self._last_thorough + self._times.thorough_interval_millis:
             self._last_thorough = now
             return FlushRound(0)
         return FlushRound(self._times.least_pages)

@@ -20,9 +20,11 @@ from tests.unit.store.small_store import FailingFiles, new_message
 
 
 @contextlib.asynccontextmanager
-async def sync_flushing(root: Path, files: Files = OS_FILES) -> AsyncIterator[WiredBroker]:
-    """A broker under SYNC_FLUSH, with its flusher at work."""
-    broker = wire(root, files=files, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+async def flushing(
+    root: Path, files: Files = OS_FILES, flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH
+) -> AsyncIterator[WiredBroker]:
+    """A broker, under SYNC_FLUSH unless told otherwise, with its flusher at work."""
+    broker = wire(root, files=files, flush_disk_type=flush_disk_type)
     running = asyncio.create_task(broker.flusher.run(broker.writer.dispatched))
     try:
         yield broker
@@ -40,7 +42,7 @@ def flushed(flusher: Flusher, end_offset: int) -> asyncio.Future[FlushOutcome]:
 
 
 async def test_under_sync_flush_a_message_nobody_waits_for_reaches_the_disk_too(tmp_path: Path) -> None:
-    async with sync_flushing(tmp_path) as broker:
+    async with flushing(tmp_path) as broker:
         await asyncio.sleep(0)
         end = broker.writer.append_one(new_message()).end_offset
         assert broker.store.flushed_offset < end
@@ -50,9 +52,24 @@ async def test_under_sync_flush_a_message_nobody_waits_for_reaches_the_disk_too(
                 await asyncio.sleep(0.001)  # the flush is another thread's
 
 
+async def test_a_clock_that_is_set_back_puts_off_no_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with flushing(tmp_path, flush_disk_type=FlushDiskType.ASYNC_FLUSH) as broker:
+        clock = broker.clock
+        while not clock.sleeping:
+            await asyncio.sleep(0)
+        end = broker.writer.append_one(new_message()).end_offset
+        await clock.advance(9)
+        right = clock.now
+        monkeypatch.setattr(clock, "now", lambda: right() - 5000)
+        await clock.advance(2)  # a thorough round is due every ten seconds
+        async with asyncio.timeout(30):
+            while broker.store.flushed_offset < end:
+                await asyncio.sleep(0.001)  # the flush is another thread's; the clock stands still
+
+
 async def test_a_message_that_could_not_be_dispatched_is_when_the_disk_has_room(tmp_path: Path) -> None:
     """Found by the simulation (seed 452): after a full disk a master took no messages until it was restarted."""
-    async with sync_flushing(tmp_path) as broker:
+    async with flushing(tmp_path) as broker:
         broker.store.follower.failed(OSError(errno.ENOSPC, "No space left on device"))
         assert "dispatch" in broker.store.refusals
         async with asyncio.timeout(30):
@@ -108,7 +125,7 @@ class SlowDisk(OsFiles):
 
 async def test_a_slow_sync_sends_the_next_ones_to_the_worker(tmp_path: Path) -> None:
     disk = SlowDisk()
-    async with sync_flushing(tmp_path, disk) as broker:
+    async with flushing(tmp_path, disk) as broker:
         disk.clock = broker.clock
         async with asyncio.timeout(30):
             for seconds in (0.0, 0.0, 0.02, *[0.0] * 16, 0.0):
@@ -121,7 +138,7 @@ async def test_a_slow_sync_sends_the_next_ones_to_the_worker(tmp_path: Path) -> 
 
 async def test_all_who_wait_are_told_by_one_sync(tmp_path: Path) -> None:
     disk = SlowDisk()
-    async with sync_flushing(tmp_path, disk) as broker:
+    async with flushing(tmp_path, disk) as broker:
         disk.clock = broker.clock
         async with asyncio.timeout(30):
             waiting = [flushed(broker.flusher, broker.writer.append_one(new_message()).end_offset) for _ in range(5)]
@@ -131,7 +148,7 @@ async def test_all_who_wait_are_told_by_one_sync(tmp_path: Path) -> None:
 
 async def test_a_sync_waits_for_those_who_are_coming_in(tmp_path: Path) -> None:
     disk = SlowDisk()
-    async with sync_flushing(tmp_path, disk) as broker:
+    async with flushing(tmp_path, disk) as broker:
         disk.clock = broker.clock
         waiting = []
         async with asyncio.timeout(30):
@@ -164,7 +181,7 @@ async def test_room_is_prepared_as_soon_as_some_was_used(tmp_path: Path) -> None
 
 async def test_a_lone_sender_is_told_at_once(tmp_path: Path) -> None:
     disk = SlowDisk()
-    async with sync_flushing(tmp_path, disk) as broker:
+    async with flushing(tmp_path, disk) as broker:
         disk.clock = broker.clock
         told: list[FlushOutcome] = []
 
@@ -197,7 +214,7 @@ async def test_a_lone_sender_is_told_at_once(tmp_path: Path) -> None:
 
 async def test_a_lone_sender_is_told_when_the_disk_says_no(tmp_path: Path) -> None:
     files = FailingFiles()
-    async with sync_flushing(tmp_path, files) as broker:
+    async with flushing(tmp_path, files) as broker:
         async with asyncio.timeout(30):
             for _ in range(8):
                 assert (

@@ -39,14 +39,6 @@ def test_a_log_that_is_not_flushed_by_the_clock_alone_is_looked_at_all_the_time(
     assert (times.interval_millis, times.least_pages, times.thorough_interval_millis) == (10, 4, 10_000)
 
 
-def test_a_clock_set_back_does_not_stop_flushing() -> None:
-    policy = FlushPolicy(FlushTimes.of_consume_queues(StoreConfig()), now=1_000_000)
-    due = policy.due(5)
-    assert due is not None
-    assert due.is_thorough
-    assert policy.due(500) is None
-
-
 def test_one_flush_serves_everybody_before_it() -> None:
     waiting: GroupCommit[str] = GroupCommit(5000)
     for offset, name in ((100, "a"), (200, "b"), (300, "c")):

@@ -166,15 +166,15 @@ class Flusher:
 
     async def _flush_by_time(self) -> None:
         config = self._config.store
-        policy = FlushPolicy(FlushTimes.of_commit_log(config), self._clock.now())
+        policy = FlushPolicy(FlushTimes.of_commit_log(config), self._millis())
         while True:
             await self._until(policy)
-            flush = policy.due(self._clock.now())
+            flush = policy.due(self._millis())
             if flush is not None and (self._waiting or self._store.log_needs_flush(flush.least_pages)):
                 await self._flush_log(flush.least_pages)
             if self._config.store is not config:  # changed while running
                 config = self._config.store
-                policy = FlushPolicy(FlushTimes.of_commit_log(config), self._clock.now())
+                policy = FlushPolicy(FlushTimes.of_commit_log(config), self._millis())
 
     async def _flush_log(self, least_pages: int) -> None:
         self._is_in_thread = True
@@ -206,10 +206,10 @@ class Flusher:
                 self._wanted.set()  # messages for which no sender waits must reach the disk, too
 
     async def _flush_queues(self, dispatch: Callable[[], object]) -> None:
-        policy = FlushPolicy(FlushTimes.of_consume_queues(self._config.store), self._clock.now())
+        policy = FlushPolicy(FlushTimes.of_consume_queues(self._config.store), self._millis())
         while True:
             await self._until(policy)
-            flush = policy.due(self._clock.now())
+            flush = policy.due(self._millis())
             if flush is None:
                 continue
             if "dispatch" in self._store.refusals:  # the disk was full, say: it may have room again
@@ -230,10 +230,10 @@ class Flusher:
         self._store.flush_queues(least_pages, thorough=least_pages == 0)
 
     async def _commit_pool(self, on_committed: Callable[[], object]) -> None:
-        policy = FlushPolicy(FlushTimes.of_transient_pool(self._config.store), self._clock.now())
+        policy = FlushPolicy(FlushTimes.of_transient_pool(self._config.store), self._millis())
         while True:
             await self._until(policy)
-            commit = policy.due(self._clock.now())
+            commit = policy.due(self._millis())
             if commit is None:
                 continue
             try:
@@ -260,7 +260,11 @@ class Flusher:
                 await self._clock.sleep(1)
 
     async def _until(self, policy: FlushPolicy) -> None:
-        await self._clock.sleep(max(1, policy.next_due - self._clock.now()) / 1000)
+        await self._clock.sleep(max(1, policy.next_due - self._millis()) / 1000)
+
+    def _millis(self) -> int:
+        """Not the time of day: a clock that is set back must not put off a flush."""
+        return int(self._clock.monotonic() * 1000)
 
     @staticmethod
     def _tell(settled: list[Settled[Callable[[FlushOutcome], None]]]) -> None:

@@ -136,7 +136,7 @@ def _plain(value: Any, bare_keys: bool) -> Any:
         return value
     if (members := _members(kind)) is not None:
         return {
-            name: _plain(member, bare_keys)
+            name: member if type(member) in _ATOMS else _plain(member, bare_keys)
             for attribute, name in members
             if (member := getattr(value, attribute)) is not None
         }
@@ -153,7 +153,7 @@ def _plain_map(value: dict[Any, Any], bare_keys: bool) -> Any:
     # All keys of a map have the type of the first.
     key_type = type(next(iter(value), ""))
     if key_type is str:
-        return {key: _plain(item, bare_keys) for key, item in value.items()}
+        return {key: item if type(item) in _ATOMS else _plain(item, bare_keys) for key, item in value.items()}
     if bare_keys:
         pairs = (_encode(_plain(key, True)) + b":" + _encode(_plain(item, True)) for key, item in value.items())
         return msgspec.Raw(b"{" + b",".join(pairs) + b"}")
@@ -213,15 +213,19 @@ def _reshape(kind: Any) -> Reshape | None:
 
 def _reshape_model(kind: type[Any]) -> Reshape:
     types_of = get_type_hints(kind)
-    members = {wire: (name, _reshape(types_of[name]) or _same) for name, wire in _MODEL_NAMES[kind].items()}
+    members = {wire: (name, _reshape(types_of[name])) for name, wire in _MODEL_NAMES[kind].items()}
 
-    def reshaped(value: Any) -> Any:
+    def reshape(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        known = ((members[key], member) for key, member in value.items() if key in members)
-        return {name: convert(member) for (name, convert), member in known}
+        reshaped = {}
+        for key, member in value.items():
+            if key in members:
+                name, convert = members[key]
+                reshaped[name] = member if convert is None else convert(member)
+        return reshaped
 
-    return reshaped
+    return reshape
 
 
 def _reshape_map(key_type: Any, value_type: Any) -> Reshape | None:

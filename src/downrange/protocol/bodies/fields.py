@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from downrange.model.errors import MQError
 
@@ -45,21 +45,15 @@ def decode_fields(header_type: type[HeaderType], ext_fields: Mapping[str, str]) 
 
 def encode_fields(header: msgspec.Struct) -> dict[str, str]:
     """The header as ext fields, in the order of declaration."""
-    fields = {}
-    for attribute, name in _wire_names(type(header)):
-        value = getattr(header, attribute)
-        if value is not None:
-            fields[name] = value if type(value) is str else _text(value)
-    return fields
-
-
-@cache
-def _wire_names(header_type: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    return tuple(zip(header_type.__struct_fields__, header_type.__struct_encode_fields__, strict=True))
+    return {
+        name: value if type(value) is str else _text(value)
+        for name, value in zip(header.__struct_encode_fields__, astuple(header), strict=True)
+        if value is not None
+    }
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, bool):
+    if value is True or value is False:
         return "true" if value else "false"
     return str(value)
 
