@@ -1,11 +1,12 @@
 """How archive and scan grow: with 1 and 2 cores, 1 and 16 million messages, 4 and 4,000 queues.
 
     python -m bench spark_growth
-    python -m bench.spark_growth [--millions 1 16] [--queues 4 4000] [--cores 1 2] [--directory DIR]
+    python -m bench spark_growth --directory DIR [--fill] [--millions 1 16] [--queues 4 4000] [--cores 1 2]
 
 Messages have 100 bytes, half of them random, and are read from the store's files. Each case is a process of its own
-with a Spark session of its own, after a first small archive that starts its workers. Takes ten minutes and 10 GiB of
-disk, so it runs only when named.
+with a Spark session of its own, after a first small archive that starts its workers, and after the log was read once
+into the page cache. Takes ten minutes and 10 GiB of disk, so it runs only when named. With a directory the stores are
+kept there: make them with --fill, then measure one case after another.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from downrange.store.new_message import NewMessage
 
 TOPIC: Final = "growth"
 WARM_UP: Final = "warm-up"
-SCANNED: Final = ("topic", "broker", "queue_id", "queue_offset", "tags", "body", "store_time")
+SCANNED: Final = (
+    "topic string, broker string, queue_id int, queue_offset long, tags string, body binary, store_time timestamp"
+)
 BODY_BYTES: Final = 100
 BATCH: Final = 1000
 FLUSHED_EVERY: Final = 1_000_000
@@ -47,10 +50,21 @@ def measured(
 ) -> Iterator[Figure]:
     for count in (int(number * 1_000_000) for number in millions):
         for number in queues:
-            with tempfile.TemporaryDirectory(prefix="downrange-growth-", dir=directory) as path:
-                fill(Path(path) / "store", count, number)
+            with tempfile.TemporaryDirectory(prefix="downrange-growth-") as path:
+                place = filled(directory or Path(path), count, number)
                 for used in cores:
-                    yield from case(Path(path), count, number, used)
+                    yield from case(place, count, number, used)
+
+
+def filled(directory: Path, count: int, queues: int) -> Path:
+    """The directory of the store with so many messages and queues below `directory`; the store is made if missing."""
+    place = directory / f"growth-{count}-{queues}"
+    if not place.is_dir():
+        with tempfile.TemporaryDirectory(prefix="filling-", dir=directory) as path:
+            fill(Path(path) / "store", count, queues)
+            place.mkdir()
+            (Path(path) / "store").rename(place / "store")
+    return place
 
 
 def fill(directory: Path, count: int, queues: int) -> None:
@@ -99,6 +113,7 @@ def work(directory: Path, count: int, cores: int) -> dict[str, float]:
     commits = _timed(DeltaLog, "commit")
     spark = downrange.spark.session("growth", master=f"local[{cores}]", log_level="ERROR")
     root = str(directory / "store")
+    _read_once(directory / "store" / "commitlog")
     with tempfile.TemporaryDirectory(dir=directory) as lakes:
         archive(spark, Path(lakes) / "warm-up", {"storePath": root, "subscribe": WARM_UP})
         commits.clear()
@@ -108,7 +123,7 @@ def work(directory: Path, count: int, cores: int) -> dict[str, float]:
         archived = time.perf_counter() - began
         assert done.messages == count, done
     began = time.perf_counter()
-    frame = spark.read.format("rocketmq").options(**options).load().select(*SCANNED)
+    frame = spark.read.format("rocketmq").schema(SCANNED).options(**options).load()
     partitions = frame.rdd.getNumPartitions()
     planned = time.perf_counter() - began
     assert partitions > 0
@@ -118,6 +133,13 @@ def work(directory: Path, count: int, cores: int) -> dict[str, float]:
     memory = _most_memory()
     spark.stop()
     return {"archive": archived, "scan": scanned, "plan": planned, "commit": max(commits), "memory": memory}
+
+
+def _read_once(directory: Path) -> None:
+    for path in sorted(directory.iterdir()):
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 24):
+                pass
 
 
 def _timed(owner: Any, name: str) -> list[float]:
@@ -167,8 +189,16 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--millions", type=float, nargs="+", default=[1, 16], help="millions of messages")
     parser.add_argument("--queues", type=int, nargs="+", default=[4, 4000])
     parser.add_argument("--cores", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--directory", type=Path, help="where the stores are made")
+    parser.add_argument("--directory", type=Path, help="where stores are kept for the next run")
+    parser.add_argument("--fill", action="store_true", help="only make the stores")
     chosen = parser.parse_args(arguments)
+    if chosen.fill:
+        if chosen.directory is None:
+            parser.error("--fill needs a --directory")
+        for count in chosen.millions:
+            for queues in chosen.queues:
+                print(filled(chosen.directory, int(count * 1_000_000), queues), flush=True)
+        return
     print(table(measured(chosen.millions, chosen.queues, chosen.cores, chosen.directory)))
 
 

@@ -86,8 +86,10 @@ class SourceOptions:
     min_partitions: int | None = setting(
         None, "The least number of tasks of a read or batch, if it has as many messages."
     )
-    max_records_per_partition: int = setting(
-        100_000, "The most messages of one task. A small batch is one task.", minimum=1
+    max_records_per_partition: int | None = setting(
+        None,
+        "The most messages of one task. By default a 32nd of all, but at least 100000 and at most 1000000.",
+        minimum=1,
     )
     whole_queues: bool = setting(
         False,

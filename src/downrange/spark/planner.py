@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from downrange.model.message import MessageQueue
 from downrange.spark.offsets import Offsets
+
+# Unless told otherwise, tasks are small, so that every core gets one, and larger when there are many: to start a
+# task costs as much as reading 30,000 messages.
+_SMALL_TASK: Final = 100_000
+_LARGE_TASK: Final = 1_000_000
+_MANY_TASKS: Final = 32
 
 
 class QueueRange(NamedTuple):
@@ -126,11 +132,15 @@ def capped(end: Offsets, target: Offsets) -> Offsets:
     return {queue: min(offset, target[queue]) for queue, offset in end.items() if queue in target}
 
 
-def tasks(wanted: Sequence[QueueRange], *, most: int, at_least: int | None = None) -> list[tuple[QueueRange, ...]]:
+def tasks(
+    wanted: Sequence[QueueRange], *, most: int | None = None, at_least: int | None = None
+) -> list[tuple[QueueRange, ...]]:
     """`wanted` cut into tasks of about the same size, at most `most` messages each; small batches are one task."""
     total = sum(one.size for one in wanted)
     if not total:
         return []
+    if most is None:
+        most = min(max(total // _MANY_TASKS, _SMALL_TASK), _LARGE_TASK)
     number = min(total, max(at_least or 1, -(-total // most)))
     found: list[tuple[QueueRange, ...]] = []
     current: list[QueueRange] = []

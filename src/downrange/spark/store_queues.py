@@ -81,30 +81,31 @@ class QueueFiles:
     """The entries of one consume queue by number. Files are opened for each read, because there may be many queues."""
 
     def __init__(self, directory: Path, file_size: int) -> None:
-        self._directory = directory
+        self._directory = str(directory)
         self._file_size = file_size
 
     def _starts(self) -> list[int]:
         """The first bytes of the files, counted from the first entry ever."""
         return sorted(int(name) for name in os.listdir(self._directory) if name.isascii() and name.isdecimal())
 
-    def _read(self, start: int, at: int, count: int) -> bytes:
-        path = self._directory / f"{start:020d}"
+    def _open(self, start: int) -> int | None:
+        """A descriptor of the file that begins at `start`; None when it expired meanwhile."""
         try:
-            descriptor = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # expired meanwhile
-            return b""
-        try:
-            raw = os.pread(descriptor, count, at)
-        finally:
-            os.close(descriptor)
-        return raw[: len(raw) - len(raw) % ENTRY_SIZE]
+            return os.open(f"{self._directory}/{start:020d}", os.O_RDONLY)
+        except FileNotFoundError:
+            return None
 
     def entries(self, first: int, count: int) -> Entries:
         """Up to `count` entries from number `first` on; fewer when a file ends before."""
-        start = first * ENTRY_SIZE - first * ENTRY_SIZE % self._file_size
-        at = first * ENTRY_SIZE - start
-        return np.frombuffer(self._read(start, at, min(count * ENTRY_SIZE, self._file_size - at)), ENTRY)
+        at = first * ENTRY_SIZE % self._file_size
+        descriptor = self._open(first * ENTRY_SIZE - at)
+        if descriptor is None:
+            return np.empty(0, ENTRY)
+        try:
+            raw = os.pread(descriptor, min(count * ENTRY_SIZE, self._file_size - at), at)
+        finally:
+            os.close(descriptor)
+        return np.frombuffer(raw, ENTRY, len(raw) // ENTRY_SIZE)
 
     def _entry(self, number: int) -> tuple[int, int] | None:
         found = self.entries(number, 1)
@@ -117,7 +118,10 @@ class QueueFiles:
             return Reach(0, 0)
         low = starts[0] // ENTRY_SIZE
         end = self._end(starts)
-        minimum = low + _first(end - low, lambda number: self._is_kept(low + number, log))
+        if end > low and self._is_kept(low, log):  # nearly always
+            minimum = low
+        else:
+            minimum = low + _first(end - low, lambda number: self._is_kept(low + number, log))
         if end > minimum and not self._is_readable(end - 1, log):
             # A log that a crash has cut, or a copy of a live store, may be shorter than its queues.
             end = minimum + _first(end - minimum, lambda number: not self._is_readable(minimum + number, log))
@@ -126,14 +130,23 @@ class QueueFiles:
     def _end(self, starts: list[int]) -> int:
         """The number after that of the last written entry."""
         for start in reversed(starts):
-            entries = self._file_size // ENTRY_SIZE
-            written = _first(entries, lambda number, start=start: not self._is_written(start, number))
+            written = self._written(start)
             if written:
                 return start // ENTRY_SIZE + written
         return starts[0] // ENTRY_SIZE
 
-    def _is_written(self, start: int, number: int) -> bool:
-        return count_valid(self._read(start, number * ENTRY_SIZE, ENTRY_SIZE)) == 1
+    def _written(self, start: int) -> int:
+        """The number of written entries of the file that begins at `start`."""
+        descriptor = self._open(start)
+        if descriptor is None:
+            return 0
+        try:
+            return _first(
+                self._file_size // ENTRY_SIZE,
+                lambda number: count_valid(os.pread(descriptor, ENTRY_SIZE, number * ENTRY_SIZE)) != 1,
+            )
+        finally:
+            os.close(descriptor)
 
     def _is_kept(self, number: int, log: LogFiles) -> bool:
         entry = self._entry(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -35,15 +36,23 @@ class _Store:
 
     def __init__(self, options: SourceOptions) -> None:
         root = Path(options.store_path or "")
-        directory = StoreDirectory(root)
-        self.log = LogFiles(directory.commit_log_files.size or 1, directory.commit_log_files.files)
-        name = options.broker_name or _broker_name(root)
-        file_size = directory.queue_file_size
-        self.queues = {
-            MessageQueue(place.topic, name, place.queue_id): QueueFiles(place.path, file_size)
-            for place in directory.queues
-            if place.sizes and file_size
+        self._directory = StoreDirectory(root)
+        self._broker_name = options.broker_name or _broker_name(root)
+        self.log = LogFiles(self._directory.commit_log_files.size or 1, self._directory.commit_log_files.files)
+
+    @cached_property
+    def queues(self) -> dict[MessageQueue, QueueFiles]:
+        """All queues. To list them takes long when there are thousands: only the planner does so."""
+        return {
+            MessageQueue(place.topic, self._broker_name, place.queue_id): QueueFiles(place.path, place.file_size)
+            for place in self._directory.queues
+            if place.file_size
         }
+
+    def files_of(self, queue: MessageQueue) -> QueueFiles | None:
+        """The files of one queue; None when there are none (any more)."""
+        place = self._directory.queue(queue.topic, queue.queue_id)
+        return QueueFiles(place.path, place.file_size) if place is not None and place.file_size else None
 
 
 def _broker_name(root: Path) -> str:
@@ -99,11 +108,15 @@ class StoreReader:
     def read(self, ranges: Sequence[QueueRange]) -> Iterator[Fetched]:
         for wanted in ranges:
             at = wanted.start
+            files = self._store.files_of(wanted.queue)
+            if files is None:
+                self._lost(wanted, at)
+                continue
             while at < wanted.stop:
-                entries = self._store.queues[wanted.queue].entries(at, min(wanted.stop - at, _ENTRIES_AT_ONCE))
+                entries = files.entries(at, min(wanted.stop - at, _ENTRIES_AT_ONCE))
                 if not len(entries):
                     self._lost(wanted, at)
-                    there = self._store.queues[wanted.queue].reach(self._store.log)
+                    there = files.reach(self._store.log)
                     at = there.minimum if there.minimum > at else wanted.stop
                     continue
                 yield from self._records(wanted, at, entries)

@@ -34,11 +34,13 @@ def local(tmp_path: Path) -> Lake:
     return Lake.create(tmp_path / "lake")
 
 
-def test_a_file_is_named_after_its_queue_and_has_statistics(local: Lake) -> None:
-    first, second = write(local, messages(0, 40), messages(40, 100), messages(7, 9, queue_id=3))
+def test_a_file_is_named_after_its_first_message_and_has_statistics(local: Lake) -> None:
+    batches = messages(0, 40), messages(40, 100), messages(7, 9, queue_id=3), messages(7, 9, topic="payments")
+    first, second = write(local, *batches)
     assert first.path.startswith("topic=orders/date=2026-11-15/broker-a-0-00000000000000000000-")
-    assert (first.rows, first.low["queue_offset"], first.high["queue_offset"]) == (100, 0, 99)
-    assert (second.rows, second.low["queue_id"], second.low["queue_offset"]) == (2, 3, 7)
+    assert (first.rows, first.low["queue_offset"], first.high["queue_offset"]) == (102, 0, 99)
+    assert (first.low["queue_id"], first.high["queue_id"]) == (0, 3)
+    assert second.path.startswith("topic=payments/date=2026-11-15/broker-a-0-00000000000000000007-")
     known = json.loads(second.statistics)
     assert known["numRecords"] == 2
     assert known["maxValues"]["store_time"] == "2026-11-15T00:00:00.008000Z"
@@ -117,15 +119,28 @@ def test_messages_of_two_days_lie_in_two_partitions(local: Lake) -> None:
     assert dates == {"2026-11-14": (0, 4), "2026-11-15": (5, 9)}
 
 
-def test_a_batch_of_many_queues_in_any_order_is_taken_apart(local: Lake) -> None:
-    batches = [messages(0, 50, queue_id=queue_id, topic=topic) for topic in ("a", "b") for queue_id in range(4)]
-    table = pa.Table.from_batches(batches).sort_by([("queue_offset", "ascending"), ("topic", "descending")])
-    commit(local, 0, table.combine_chunks().to_batches()[0])
-    assert len(local.files()) == 8
+def test_a_task_of_many_queues_writes_one_file_for_each_topic(local: Lake) -> None:
+    batches = [
+        messages(start, start + 50, queue_id=queue_id, topic=topic)
+        for topic in ("a", "b")
+        for queue_id in range(40)
+        for start in (10, 60)
+    ]
+    commit(local, 0, *batches)
+    assert [(file.topic, file.rows) for file in sorted(local.files())] == [("a", 4000), ("b", 4000)]
     assert found(local) == expected(*batches)
     for file in local.files():
-        offsets = pq.read_table(f"{local.location}/{file.path}", partitioning=None).column("queue_offset")
-        assert offsets.to_pylist() == list(range(50))
+        rows = pq.read_table(f"{local.location}/{file.path}", partitioning=None)
+        places = list(zip(rows["queue_id"].to_pylist(), rows["queue_offset"].to_pylist(), strict=True))
+        assert places == sorted(places)
+    assert local.state.ends == {topic: {"broker-a": {str(number): 110 for number in range(40)}} for topic in "ab"}
+
+
+def test_a_batch_with_messages_of_several_queues_is_refused(local: Lake) -> None:
+    queues = messages(0, 10), messages(0, 10, queue_id=1), messages(10, 20)
+    mixed = pa.Table.from_batches(queues).combine_chunks().to_batches()[0]
+    with pytest.raises(LakeError, match="messages of several queues"):
+        write(local, mixed)
 
 
 def test_columns_come_back_as_they_went_in(lake: Lake) -> None:
@@ -159,9 +174,10 @@ def test_a_writer_holds_little_in_memory(local: Lake, monkeypatch: pytest.Monkey
     monkeypatch.setattr(writer, "MAX_BUFFERED_BYTES", 10_000)
     target = LakeWriter(local.location)
     for start in range(0, 1000, 50):
-        for queue_id in range(4):
-            target.add(messages(start, start + 50, queue_id=queue_id))
-        assert sum(file.buffered_bytes for file in target._open.values()) <= 10_000
+        for topic in ("a", "b", "c", "d"):
+            target.add(messages(start, start + 50, topic=topic))
+            held = sum(one.file.buffered_bytes for one in target._open.values())
+            assert held == target._buffered_bytes <= 10_000
     assert local.commit_batch("archive", 0, target.finish(), {})
     assert found(local).total() == 4000
 
@@ -247,7 +263,8 @@ def test_secrets_are_not_shown(s3: ObjectStore) -> None:
 
 
 def test_check_finds_what_is_wrong(lake: Lake) -> None:
-    commit(lake, 0, *(messages(0, 10, queue_id=queue_id) for queue_id in range(4)))
+    for queue_id in range(4):
+        commit(lake, queue_id, messages(0, 10, queue_id=queue_id))
     missing, flipped, short, twice = lake.files()
     location = lake.location
     location.remove(missing.path)

@@ -32,7 +32,7 @@ def test_small_files_of_a_day_become_one_sorted_by_key(lake: Lake) -> None:
     before = found(lake)
     (run,) = compact(lake)
     (file,) = run.files
-    assert (run.replaced, file.rows) == (20, 200)
+    assert (run.replaced, file.rows) == (10, 200)
     assert len(lake.files()) == 3
     assert found(lake) == before
     assert list(problems(lake)) == []
@@ -51,8 +51,8 @@ def test_replaced_files_stay_for_their_readers_until_they_are_vacuumed(lake: Lak
     reading = lake.dataset(["orders"])
     compact(lake)
     assert reading.count_rows() == 205
-    assert stored(lake) == 23
-    assert (lake.vacuum(168), lake.vacuum(0)) == (0, 20)
+    assert stored(lake) == 13
+    assert (lake.vacuum(168), lake.vacuum(0)) == (0, 10)
     assert stored(lake) == len(lake.files()) == 3
 
 
@@ -125,7 +125,7 @@ def test_a_row_too_few_stops_it(lake: Lake) -> None:
     lake.location.write_whole(chosen.path, sink.getvalue().to_pybytes())
     with pytest.raises(LakeError, match="199 rows read where the log has 200"):
         compact(lake)
-    assert len(lake.files(["orders"])) == 21
+    assert len(lake.files(["orders"])) == 11
 
 
 def test_archive_and_compaction_at_the_same_time(lake: Lake) -> None:

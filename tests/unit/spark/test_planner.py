@@ -112,6 +112,16 @@ def test_a_small_batch_is_one_task() -> None:
     assert tasks([], most=100) == []
 
 
+def test_tasks_grow_with_what_there_is_to_read() -> None:
+    def sizes(total: int) -> list[int]:
+        return [sum(one.size for one in part) for part in tasks([QueueRange(queue(0), 0, total)])]
+
+    assert sizes(100_000) == [100_000]
+    assert sizes(1_000_000) == [100_000] * 10
+    assert sizes(16_000_000) == [500_000] * 32
+    assert sizes(100_000_000) == [1_000_000] * 100
+
+
 def test_a_task_knows_that_its_queue_is_new() -> None:
     (first, second) = tasks([QueueRange(queue(0), 0, 10, is_new=True)], most=5)
     assert first[0].is_new

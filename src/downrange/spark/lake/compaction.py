@@ -1,6 +1,6 @@
 """Joins the small files of a day into a few large ones, sorted by key.
 
-The archive writes a file for every queue and batch, so that it never rewrites a file. Readers prefer large files, and a
+Every task of an archive writes files of its own, so that it never rewrites a file. Readers prefer large files, and a
 reader who looks for a key skips the files and row groups whose smallest and largest keys exclude it.
 """
 

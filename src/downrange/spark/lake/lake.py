@@ -10,7 +10,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from downrange.model.message import MessageQueue
 from downrange.spark.lake.layout import REPLAY, LakeError, LakeFile, checked_name
 from downrange.spark.lake.location import Location, storage_errors
 from downrange.spark.lake.log import Change, DeltaLog, LakeState, Position, files_of
@@ -144,13 +143,13 @@ def _grown(ends: Tree, written: Sequence[LakeFile]) -> Tree:
     """The ends of queues with these files; raises LakeError when they have messages that are in the lake already."""
     grown = deepcopy(ends)
     for file in written:
-        broker, queue_id, start = (file.low[name] for name in ("broker", "queue_id", "queue_offset"))
-        known = next_offset(ends, MessageQueue(file.topic, broker, queue_id))
-        if start < known:
-            raise LakeError(
-                f"queue {queue_id} of {file.topic} on {broker}: offset {start} is in the lake already, which is at "
-                f"{known}; was the broker's store created again?"
-            )
-        queues = grown.setdefault(file.topic, {}).setdefault(broker, {})
-        queues[str(queue_id)] = max(file.high["queue_offset"] + 1, queues.get(str(queue_id), 0))
+        for queue, start, stop, _ in file.queues:
+            known = next_offset(ends, queue)
+            if start < known:
+                raise LakeError(
+                    f"queue {queue.queue_id} of {queue.topic} on {queue.broker_name}: offset {start} is in the lake "
+                    f"already, which is at {known}; was the broker's store created again?"
+                )
+            queues = grown.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
+            queues[str(queue.queue_id)] = max(stop, queues.get(str(queue.queue_id), 0))
     return grown

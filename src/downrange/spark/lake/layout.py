@@ -16,6 +16,7 @@ from urllib.parse import quote
 import msgspec
 
 from downrange.model.errors import MQError
+from downrange.spark.planner import QueueRange
 
 PARTITIONS: Final = ("topic", "date")
 REPLAY: Final = "_replay"
@@ -45,6 +46,8 @@ class LakeFile(NamedTuple):
     """The smallest value of each column that has statistics."""
     high: dict[str, Any]
     nulls: dict[str, int]
+    queues: tuple[QueueRange, ...] = ()
+    """The messages of each queue in a file that a task has just written; the log does not keep this."""
 
     @property
     def statistics(self) -> str:
@@ -75,7 +78,7 @@ def partition_of(topic: str, date: str) -> str:
 
 
 def file_name(broker: str, queue_id: int, start: int) -> str:
-    """A new name for a file of one queue. It is random: a second attempt of a task may run at the same time."""
+    """A new name for a file, after its first message. It is random: a task may run twice at the same time."""
     return f"{quote(broker, safe='')}-{queue_id}-{start:020}-{uuid.uuid4().hex}.parquet"
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -95,11 +96,17 @@ class QueuePlace:
     sizes: dict[str, int] = field(hash=False)
     """Every file and its size, in the order of names."""
 
+    @property
+    def file_size(self) -> int | None:
+        """The size of the files; None when there is no file that is not empty."""
+        return _most_common(iter(self.sizes.values()))
+
 
 class StoreDirectory:
     """One store, found and measured: its state, its log, and where its queues and index files are.
 
-    Building it lists every file and reads no message. What does not belong goes into `problems`.
+    Building it lists the files of log and index, and reads no message; queues are listed when they are first asked for.
+    What does not belong goes into `problems`.
     """
 
     def __init__(
@@ -142,15 +149,27 @@ class StoreDirectory:
         segments.adopt(self.commit_log_files.files)
         self.segments = segments
         self.commit_log = CommitLog(segments)
-        self.queues = list(self._queue_places("consumequeue"))
-        self.queue_file_size = _most_common(size for queue in self.queues for size in queue.sizes.values())
-        self.ext_queues = {(place.topic, place.queue_id): place for place in self._queue_places("consumequeue_ext")}
-        self.ext_file_size = _most_common(size for queue in self.ext_queues.values() for size in queue.sizes.values())
         self.index_files = self._index_files()
 
     @property
     def is_live(self) -> bool:
         return self.state is StoreState.LIVE
+
+    @cached_property
+    def queues(self) -> list[QueuePlace]:
+        return list(self._queue_places("consumequeue"))
+
+    @cached_property
+    def queue_file_size(self) -> int | None:
+        return _most_common(size for queue in self.queues for size in queue.sizes.values())
+
+    @cached_property
+    def ext_queues(self) -> dict[tuple[str, int], QueuePlace]:
+        return {(place.topic, place.queue_id): place for place in self._queue_places("consumequeue_ext")}
+
+    @cached_property
+    def ext_file_size(self) -> int | None:
+        return _most_common(size for queue in self.ext_queues.values() for size in queue.sizes.values())
 
     def name_of(self, path: Path) -> str:
         """The path as it is shown: within the store where that is possible."""
@@ -203,9 +222,15 @@ class StoreDirectory:
             for queue in sorted(topic.iterdir()) if topic.is_dir() else ():
                 if queue.name.isascii() and queue.name.isdecimal() and queue.is_dir():
                     with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                        sizes = {name: _size_of(queue / name) for name in sorted(os.listdir(queue))}
-                        found = {name: size for name, size in sizes.items() if size is not None}
-                        yield QueuePlace(topic.name, int(queue.name), queue, found)
+                        yield QueuePlace(topic.name, int(queue.name), queue, _sizes_in(queue))
+
+    def queue(self, topic: str, queue_id: int) -> QueuePlace | None:
+        """One queue, without a look at the others; None when it does not exist (any more)."""
+        path = self.root / "consumequeue" / topic / str(queue_id)
+        try:
+            return QueuePlace(topic, queue_id, path, _sizes_in(path))
+        except FileNotFoundError:
+            return None
 
     def _index_files(self) -> list[Path]:
         top = self.root / "index"
@@ -255,6 +280,11 @@ class StoreDirectory:
 
     def last_segment_with_data(self) -> Segment | None:
         return next((segment for segment in reversed(list(self.segments)) if segment.has_data_from(0)), None)
+
+
+def _sizes_in(directory: Path) -> dict[str, int]:
+    sizes = {name: _size_of(directory / name) for name in sorted(os.listdir(directory))}
+    return {name: size for name, size in sizes.items() if size is not None}
 
 
 def _size_of(path: Path) -> int | None:
