@@ -7,7 +7,9 @@ from typing_extensions import Buffer
 
 from downrange.broker.due_messages import LogFile, Tick
 from downrange.broker.handlers import usual_sends
+from downrange.broker.pop.leases import Lease
 from downrange.broker.pop.popped import PoppedQueue
+from downrange.broker.pop.records import AllTexts, Places
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.producer.outgoing import Outgoing, OutgoingRules, Target
 from downrange.client.producer.send_result import Expected
@@ -108,19 +110,25 @@ def encode_popped(
     byte_count: int,
     /,
 ) -> bytes | None: ...
-def unread_queues(
+def take_unread(
     states: dict[tuple[str, int], QueueState],
     rows: array[int],
     memory: bytearray,
     topic: str,
-    first: int,
     queues: int,
     offsets: dict[int, int],
+    turns: tuple[int, int],
     most: int,
     readable: tuple[int, int, int],
     /,
-) -> list[tuple[int, int, int, bytes, int]] | None: ...
-def cut_pop(header: bytes, /) -> tuple[bytes, int, int] | None: ...
+) -> list[tuple[int, list[tuple[int, int, bytes, int]]]]: ...
+def cut_pops(frames: list[Frame], at: int, stop: int, /) -> tuple[int, bytes, list[int], list[int]]: ...
+def add_checkpoints(
+    batch: NewMessages, leases: list[Lease], texts: AllTexts, places: Places, fits: int, now: int, /
+) -> bool: ...
+def add_acknowledgements(
+    batch: NewMessages, ended: list[tuple[Lease, int]], texts: AllTexts, places: Places, fits: int, now: int, /
+) -> bool: ...
 def read_acks(
     frames: list[Frame], at: int, stop: int, pieces: tuple[bytes, ...], /
 ) -> tuple[int, int, list[AckGroup], bytes]: ...

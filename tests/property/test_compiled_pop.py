@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from downrange.broker.pop.records import ReviveRecords
 from downrange.compiled import steps
 from downrange.protocol.bodies.pop_frames import DONE_PIECES, FOUND_PIECES
 from tests.support.leaks import check_no_leaks
@@ -32,14 +33,20 @@ def test_acknowledgements_are_read_alike(random: Random) -> None:
 @given(random=SEEDS)
 @settings(max_examples=400, deadline=None)
 def test_pops_are_cut_alike_and_say_what_they_say(random: Random) -> None:
-    checks.same_cut_of_a_pop(random)
+    checks.same_cuts_of_pops(random)
 
 
 @given(random=SEEDS)
 @settings(max_examples=200, deadline=None)
 def test_offsets_and_backlogs_are_counted_alike(random: Random) -> None:
     checks.same_offset_list(random)
-    checks.same_unread_queues(random)
+    checks.same_taking_of_unread(random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=300, deadline=None)
+def test_records_of_the_revive_topic_have_the_same_bytes(random: Random) -> None:
+    checks.same_revive_records(random)
 
 
 @given(random=SEEDS)
@@ -64,7 +71,15 @@ def test_no_reference_is_kept_or_lost() -> None:
     rows, offsets = tails.rows, dict.fromkeys(range(5), 0)
     state = next(iter(states.values()))
     header = b'{"code":200050,"extFields":{"bornTime":"17","topic":"T"},"opaque":1234,"version":1}'
+    leases, records = (
+        checks.leases_of(Random(5), spoilt=False),
+        ReviveRecords("DefaultCluster", "broker-a", checks.HOST),
+    )
+    ended = [(lease, lease.held) for lease in leases]
+    places = checks.revive_places(records.topic)
+    texts = [records.checkpoint(lease, 5) and records.texts[lease.key[:2]] for lease in leases]
     watched: list[Any] = [queues, queues[0], queues[0].records, numbers, frames, state, rows, offsets, header, None]
+    watched += [leases, leases[0], leases[0].key, ended[0], texts[0], texts[0].checkpoint, places[0], checks.HOST]
 
     def once() -> None:
         taken.encode_popped(FOUND_PIECES, numbers, 10**6, queues, size)
@@ -73,9 +88,14 @@ def test_no_reference_is_kept_or_lost() -> None:
             taken.read_acks(frames, at, len(frames), DONE_PIECES)
         for most in (0, 5, 1000):
             for number in (5, 6):
-                taken.unread_queues(states, rows, tails.memory, "T", 0, number, offsets, most, (0, 10**9, 10**9))
-                taken.unread_queues(states, rows, tails.memory, "T", 0, number, offsets, most, (0, 10**3, 10**9))
-        assert taken.cut_pop(header) is not None
+                for end in (10**9, 10**3):
+                    moved = offsets.copy()
+                    taken.take_unread(states, rows, tails.memory, "T", number, moved, (3, 2), most, (0, end, 10**9))
+        assert taken.cut_pops([(0, header, b"")] * 3 + [(1, header, b"")], 0, 4)[0] == 3
+        for fits in (10**4, 10):
+            batch = taken.NewMessages()
+            taken.add_checkpoints(batch, leases, records.texts, places, fits, 5)
+            taken.add_acknowledgements(batch, ended, records.texts, places, fits, 5)
         assert taken.offset_list(10**6, 2**40 + 1) is not None
 
     check_no_leaks(once, watched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from random import Random
 from types import SimpleNamespace
@@ -10,9 +11,12 @@ from typing import Any
 import msgspec
 
 from downrange import compiled
+from downrange.broker.pop.leases import Lease, LeaseKey
 from downrange.broker.pop.pop_reply import offset_infos
 from downrange.broker.pop.popped import PoppedQueue
+from downrange.broker.pop.records import ReviveRecords
 from downrange.model.errors import MQError
+from downrange.model.message_id import pack_host
 from downrange.protocol.bodies import pop, pop_frames
 from downrange.protocol.bodies.body import decode_body, encode_body
 from downrange.protocol.bodies.pop import (
@@ -29,6 +33,7 @@ from downrange.protocol.bodies.pop_frames import DONE_PIECES, FOUND_PIECES, foun
 from downrange.protocol.codes import RequestCode
 from downrange.protocol.command import request
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode
+from downrange.store.log.commit_log import topic_field
 from downrange.store.queue import unread
 from downrange.store.queue.backlog import pieces_of
 from downrange.store.queue.queue_entry import ENTRY
@@ -162,7 +167,7 @@ def batch_frame(random: Random) -> Frame:
     return _frame(command)
 
 
-def same_cut_of_a_pop(random: Random) -> None:
+def pop_frame(random: Random) -> Frame:
     header = PopMessageRequest(
         consumer_group=random.choice(_NAMES),
         topic=random.choice(_NAMES),
@@ -180,18 +185,36 @@ def same_cut_of_a_pop(random: Random) -> None:
     kind, text, body = _frame(msgspec.structs.replace(command, opaque=random.choice((0, 5, 10**8, 2**31 - 1, -1))))
     if random.random() < 0.3:
         text = _spoilt(random, text)
-    cut = compiled.steps.cut_pop(text)
-    assert cut == in_python_frames.cut_pop(text)
-    found = None if cut is None else pop_frames.read_pop(cut[0])
-    if cut is None or found is None:
+    return random.choice((kind, kind, kind, kind, kind, 1)), text, body
+
+
+def _with_numbers(random: Random, frame: Frame) -> Frame:
+    """The same pop, asked at another time."""
+    kind, text, body = frame
+    text = re.sub(rb'"opaque":\d+', b'"opaque":%d' % random.choice((0, 7, 10**8)), text)
+    return kind, re.sub(rb'"bornTime":"\d+"', b'"bornTime":"%d"' % random.choice((0, 7, 10**12)), text), body
+
+
+def same_cuts_of_pops(random: Random) -> None:
+    frame = pop_frame(random)
+    frames = [frame] + [_with_numbers(random, frame) for _ in range(random.choice((0, 0, 1, 5)))]
+    if random.random() < 0.5:
+        frames.append(pop_frame(random))
+    at = random.randrange(len(frames) + 1)
+    found = compiled.steps.cut_pops(frames, at, len(frames))
+    assert found == in_python_frames.cut_pops(frames, at, len(frames))
+    reached, shared, opaques, borns = found
+    header = pop_frames.read_pop(shared) if reached > at else None
+    if header is None:
         return
-    try:
-        read = decode_frame((kind, text, body))
-        asked = read.header(PopMessageRequest)
-    except MQError:
-        return  # what is wrong lies in members that nobody looks at
-    assert (read.opaque, asked.born_time, read.flag, read.code) == (cut[1], cut[2], 0, 200050)
-    assert msgspec.structs.replace(found, born_time=cut[2]) == asked
+    for frame, opaque, born in zip(frames[at:reached], opaques, borns, strict=True):
+        try:
+            read = decode_frame(frame)
+            asked = read.header(PopMessageRequest)
+        except MQError:
+            continue  # what is wrong lies in members that nobody looks at
+        assert (read.opaque, asked.born_time, read.flag, read.code) == (opaque, born, 0, 200050)
+        assert msgspec.structs.replace(header, born_time=born) == asked
 
 
 def same_offset_list(random: Random) -> None:
@@ -200,22 +223,39 @@ def same_offset_list(random: Random) -> None:
     assert pop.offset_list(start, bits) == in_python_bodies.offset_list(start, bits)
 
 
+class _Queue:
+    """What `take_unread` asks of a queue: entries, in a file or in memory."""
+
+    def __init__(self, entries: bytes, file_bytes: int) -> None:
+        self._entries = entries
+        self._file_bytes = file_bytes
+
+    def read(self, offset: int, count: int) -> bytes:
+        """As `ConsumeQueue.read`: never beyond the end of the file."""
+        begin, end = offset * ENTRY.size, (offset + count) * ENTRY.size
+        return self._entries[begin : min(end, self._file_bytes) if begin < self._file_bytes else end]
+
+
 def tails_of(random: Random, queues: int) -> tuple[QueueTails, dict[Any, Any]]:
     """Queues with entries, of which most are in memory."""
     tails, states, place = QueueTails(), {}, 0
     for queue_id in range(queues):
         row = tails.add_row()
-        tails.rows[row + END] = tails.rows[row + START] = 20 * random.choice((0, 0, 7))
-        for _ in range(random.choice((0, 1, 11, 12, 13, 50))):
+        in_file, entries = random.choice((0, 0, 7)), b""
+        for number in range(in_file + random.choice((0, 1, 11, 12, 13, 50))):
             size = random.choice((100, 300, 5000))
-            tails.extend(row, ENTRY.pack(place, size, 0))
+            entries += ENTRY.pack(place, size, 0)
             place += size
+            if number >= in_file:
+                tails.extend(row, entries[-ENTRY.size :])
+            else:
+                tails.rows[row + END] = tails.rows[row + START] = len(entries)
         if random.random() < 0.95:
-            states["T", queue_id] = SimpleNamespace(row=row)
+            states["T", queue_id] = SimpleNamespace(row=row, queue=_Queue(entries, in_file * ENTRY.size))
     return tails, states
 
 
-def same_unread_queues(random: Random) -> None:
+def same_taking_of_unread(random: Random) -> None:
     queues = random.randrange(1, 9)
     tails, states = tails_of(random, queues)
     offsets: dict[int, int] = {}
@@ -223,9 +263,78 @@ def same_unread_queues(random: Random) -> None:
         if random.random() < 0.95:
             offsets[queue_id] = random.choice((0, 0, random.randrange(60), random.randrange(60), -1, 10**9))
     readable = random.choice((0, 0, 5000)), random.choice((10**9, 10**5)), random.choice((10**6, 10**4))
-    most = random.choice((0, 1, 32, 1000))
-    arguments = states, tails.rows, tails.memory, "T", random.randrange(100), queues, offsets, most, readable
-    assert compiled.steps.unread_queues(*arguments) == in_python_unread.unread_queues(*arguments)
+    turns, most = (random.randrange(100), random.choice((0, 1, 1, 8))), random.choice((0, 1, 32, 1000))
+    before = states, tails.rows, tails.memory, "T", queues
+    moved, moved_in_python = offsets.copy(), offsets.copy()
+    found = compiled.steps.take_unread(*before, moved, turns, most, readable)
+    assert found == in_python_unread.take_unread(*before, moved_in_python, turns, most, readable)
+    assert moved == moved_in_python
+    taken = [(queue_id, len(entries) // ENTRY.size) for _, of_one in found for queue_id, _, entries, _ in of_one]
+    for queue_id, offset in offsets.items():
+        assert moved[queue_id] == offset + sum(count for other, count in taken if other == queue_id)
+
+
+HOST = pack_host("127.0.0.1", 10911)
+
+
+def leases_of(random: Random, *, spoilt: bool) -> list[Lease]:
+    leases = []
+    for _ in range(random.choice((1, 1, 2, 9))):
+        name, group = random.choice(_NAMES[: random.choice((1, 7))]), random.choice(_NAMES)
+        start = random.choice((0, 7, 10**12, 2**63 - 70 if spoilt else 1))
+        key = LeaseKey(name, group, random.choice((0, 3)), start, random.choice((1_700_000_000_000, 5)))
+        held = random.choice((1, 0xFFFFFFFF, random.getrandbits(62) | 1, random.getrandbits(90) | 1 if spoilt else 4))
+        leases.append(Lease(key, held, random.choice((0, 60_000)), random.randrange(9 if spoilt else 8)))
+    return leases
+
+
+def same_revive_records(random: Random) -> None:
+    spoilt = random.random() < 0.4
+    leases = leases_of(random, spoilt=spoilt)
+    ended = [(lease, random.choice((lease.held, lease.held & -lease.held))) for lease in leases]
+    records = ReviveRecords("DefaultCluster", random.choice(("broker-a", 'b"%d')), HOST)
+    places, fits, now = revive_places(records.topic), random.choice((32_767, 32_767, 300)), 1_700_000_000_123
+    steps: Any = compiled.steps
+    checkpoints = [records.checkpoint(lease, now) for lease in leases]
+    acknowledgements = [records.acknowledgement(lease, bits, now) for lease, bits in ended]
+    calls = (steps.add_checkpoints, leases, checkpoints), (steps.add_acknowledgements, ended, acknowledgements)
+    for step, items, made in calls:
+        compiled_batch = steps.NewMessages()
+        assert not step(compiled_batch, items, {}, places, fits, now), "there are no texts yet"
+        is_added = step(compiled_batch, items, records.texts, places, fits, now)
+        largest = max(len(one.body) + len(one.properties) for one in made)
+        if not is_added:
+            assert spoilt or largest > fits, "what is usual is for the compiled step"
+            assert len(compiled_batch) == 0
+            continue
+        assert largest <= fits
+        batch = steps.NewMessages()
+        for one in made:
+            batch.add(places[0][one.topic, one.queue_id], one, True)
+        assert _written(compiled_batch) == _written(batch)
+
+
+def revive_places(topic: str) -> tuple[dict[tuple[str, int], Any], str, bytes]:
+    """The eight revive queues, where their records go, and the address of the broker."""
+    field = topic_field(topic)
+    return (
+        {
+            (topic, number): SimpleNamespace(
+                row=number * ROW, queue_id=number, topic=topic, topic_field=field, is_special=False
+            )
+            for number in range(8)
+        },
+        topic,
+        HOST,
+    )
+
+
+def _written(batch: Any) -> bytes:
+    """The records of a batch, as they go into the log."""
+    memory = bytearray(1 << 20)
+    count, end = compiled.steps.write_records(batch, 0, memory, 0, len(memory), 0, 7, array("q", [0] * 8 * ROW))
+    assert count == len(batch)
+    return bytes(memory[:end])
 
 
 def popped_queues(random: Random, *, spoilt: bool) -> list[PoppedQueue]:
@@ -257,24 +366,30 @@ def refuses_nonsense_about_pops(random: Random) -> None:
     """Spoil one argument: the compiled step raises TypeError or AttributeError, or it made no difference."""
     steps: Any = compiled.steps
     queues = popped_queues(random, spoilt=False)
+    leases, records = leases_of(random, spoilt=False), ReviveRecords("DefaultCluster", "broker-a", HOST)
+    places = revive_places(records.topic)
+    for lease in leases:
+        records.checkpoint(lease, 5)  # which makes the texts
     calls: list[tuple[Any, list[Any]]] = [
-        (steps.cut_pop, [b""]),
+        (steps.cut_pops, [[pop_frame(random)], 0, 1]),
         (steps.read_acks, [[ack_frame(random)], 0, 1, DONE_PIECES]),
         (steps.offset_list, [5, 5]),
         (
-            steps.unread_queues,
+            steps.take_unread,
             [
-                {("T", 0): SimpleNamespace(row=0)},
-                array("q", [0] * ROW),
+                {("T", 0): SimpleNamespace(row=0, queue=_Queue(b"", 0))},
+                array("q", [0, 0, 0, 0, 0, 0, 0, 0]),
                 bytearray(BLOCK),
                 "T",
-                0,
                 1,
                 {0: 0},
+                (0, 2),
                 5,
                 (0, 9, 9),
             ],
         ),
+        (steps.add_checkpoints, [steps.NewMessages(), leases, records.texts, places, 9999, 5]),
+        (steps.add_acknowledgements, [steps.NewMessages(), [(leases[0], 1)], records.texts, places, 9999, 5]),
         (steps.encode_popped, [FOUND_PIECES, (1, 2, 3, 4), 7, queues, sum(one.byte_count for one in queues)]),
     ]
     step, arguments = random.choice(calls)
@@ -289,4 +404,4 @@ def refuses_nonsense_about_pops(random: Random) -> None:
         made = step(*arguments)
     except (TypeError, AttributeError):
         return
-    assert made is None or isinstance(made, bytes | int | tuple | list)
+    assert made is None or isinstance(made, bytes | bool | int | tuple | list)

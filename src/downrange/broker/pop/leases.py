@@ -105,7 +105,7 @@ class Leases:
         """Whether no lease has one of these keys."""
         return self._table.keys().isdisjoint(keys)
 
-    def get(self, key: LeaseKey) -> Lease | None:
+    def get(self, key: tuple[str, str, int, int, int]) -> Lease | None:
         return self._table.get(key)
 
     @property

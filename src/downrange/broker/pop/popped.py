@@ -52,6 +52,17 @@ class PopRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_orderly: bool = False
     attempt_id: str | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether any message of any queue will do."""
+        wanted = self.filter
+        return (
+            self.queue_id == ANY_QUEUE
+            and not self.is_orderly
+            and wanted.matches_entry is None
+            and wanted.matches_record is None
+        )
+
 
 @dataclass(slots=True)
 class PoppedQueue:

@@ -219,7 +219,7 @@ class Revival:
         refusal = None
         for copy in copies:
             refusal = refusal or pop.writer.add(batch, (copy,))
-        over = pop.records.acknowledgement(lease.key, lease.held, lease.revive_queue, lease.visible_at, now)
+        over = pop.records.acknowledgement(lease, lease.held, now)
         refusal = refusal or pop.writer.add(batch, (over,)) or pop.writer.append(batch)
         if refusal is not None:
             if self._failures % _FAILURES_PER_LOG_LINE == 0:
