@@ -7,8 +7,8 @@ from typing_extensions import Buffer
 
 from downrange.broker.due_messages import LogFile, Tick
 from downrange.broker.handlers import usual_sends
-from downrange.broker.pop.leases import Lease
-from downrange.broker.pop.popped import PoppedQueue
+from downrange.broker.pop.leases import Due, InFlight, Lease, Table
+from downrange.broker.pop.popped import Popped
 from downrange.broker.pop.records import AllTexts, Places
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.producer.outgoing import Outgoing, OutgoingRules, Target
@@ -102,14 +102,7 @@ def encode_pull(
     byte_count: int,
     /,
 ) -> bytes | None: ...
-def encode_popped(
-    pieces: tuple[bytes, ...],
-    numbers: tuple[int, int, int, int],
-    opaque: int,
-    queues: list[PoppedQueue],
-    byte_count: int,
-    /,
-) -> bytes | None: ...
+def encode_pops(pieces: tuple[bytes, ...], pops: list[Popped], opaques: list[int], /) -> bytes | None: ...
 def take_unread(
     states: dict[tuple[str, int], QueueState],
     rows: array[int],
@@ -129,6 +122,8 @@ def add_checkpoints(
 def add_acknowledgements(
     batch: NewMessages, ended: list[tuple[Lease, int]], texts: AllTexts, places: Places, fits: int, now: int, /
 ) -> bool: ...
+def hold_leases(table: Table, in_flight: InFlight, due: Due, number: int, leases: list[Lease], /) -> int: ...
+def end_leases(table: Table, in_flight: InFlight, ended: list[tuple[Lease, int]], /) -> int: ...
 def read_acks(
     frames: list[Frame], at: int, stop: int, pieces: tuple[bytes, ...], /
 ) -> tuple[int, int, list[AckGroup], bytes]: ...

@@ -51,8 +51,14 @@ def test_records_of_the_revive_topic_have_the_same_bytes(random: Random) -> None
 
 @given(random=SEEDS)
 @settings(max_examples=300, deadline=None)
+def test_a_table_of_leases_says_the_same_after_each_step(random: Random) -> None:
+    checks.same_table_of_leases(random)
+
+
+@given(random=SEEDS)
+@settings(max_examples=300, deadline=None)
 def test_a_reply_has_the_same_bytes(random: Random) -> None:
-    checks.same_pop_reply(random)
+    checks.same_pop_replies(random)
 
 
 @given(random=SEEDS)
@@ -63,9 +69,9 @@ def test_arguments_that_only_a_bug_can_pass_are_refused(random: Random) -> None:
 
 def test_no_reference_is_kept_or_lost() -> None:
     taken: Any = steps
-    queues = checks.popped_queues(Random(5), spoilt=False)
-    size = sum(queue.byte_count for queue in queues)
-    numbers = 10**12, 10**7, 10**8, 10**9
+    popped, spoilt = checks.found_pop(Random(5), spoilt=False), checks.found_pop(Random(5), spoilt=False)
+    spoilt.queues[0].byte_count += 1
+    queues = popped.queues
     frames = [checks.ack_frame(Random(seed)) for seed in range(40)]
     tails, states = checks.tails_of(Random(5), 5)
     rows, offsets = tails.rows, dict.fromkeys(range(5), 0)
@@ -75,15 +81,32 @@ def test_no_reference_is_kept_or_lost() -> None:
         checks.leases_of(Random(5), spoilt=False),
         ReviveRecords("DefaultCluster", "broker-a", checks.HOST),
     )
+    held = leases[0].held
     ended = [(lease, lease.held) for lease in leases]
     places = checks.revive_places(records.topic)
     texts = [records.checkpoint(lease, 5) and records.texts[lease.key[:2]] for lease in leases]
-    watched: list[Any] = [queues, queues[0], queues[0].records, numbers, frames, state, rows, offsets, header, None]
+    watched: list[Any] = [
+        popped,
+        spoilt,
+        queues,
+        queues[0],
+        queues[0].records,
+        frames,
+        state,
+        rows,
+        offsets,
+        header,
+        None,
+    ]
     watched += [leases, leases[0], leases[0].key, ended[0], texts[0], texts[0].checkpoint, places[0], checks.HOST]
 
     def once() -> None:
-        taken.encode_popped(FOUND_PIECES, numbers, 10**6, queues, size)
-        taken.encode_popped(FOUND_PIECES, numbers, 10**6, queues, size + 1)
+        assert taken.encode_pops(FOUND_PIECES, [popped] * 2, [10**6, 5]) is not None
+        assert taken.encode_pops(FOUND_PIECES, [popped, spoilt], [10**6, 5]) is None
+        table, in_flight, due = {}, {}, []
+        taken.hold_leases(table, in_flight, due, 10**6, leases)
+        taken.end_leases(table, in_flight, [(leases[0], 10**9)])
+        leases[0].held = held
         for at in range(len(frames)):
             taken.read_acks(frames, at, len(frames), DONE_PIECES)
         for most in (0, 5, 1000):

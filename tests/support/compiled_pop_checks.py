@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from downrange import compiled
+from downrange.broker.pop import leases
 from downrange.broker.pop.leases import Lease, LeaseKey
 from downrange.broker.pop.pop_reply import offset_infos
-from downrange.broker.pop.popped import PoppedQueue
+from downrange.broker.pop.popped import Popped, PoppedQueue, PopRequest
 from downrange.broker.pop.records import ReviveRecords
 from downrange.model.errors import MQError
 from downrange.model.message_id import pack_host
@@ -35,7 +36,6 @@ from downrange.protocol.command import request
 from downrange.protocol.framing import Frame, FrameDecoder, decode_frame, encode
 from downrange.store.log.commit_log import topic_field
 from downrange.store.queue import unread
-from downrange.store.queue.backlog import pieces_of
 from downrange.store.queue.queue_entry import ENTRY
 from downrange.store.queue.queue_tails import BLOCK, END, ROW, START, QueueTails
 from tests.support.compiled_pull_checks import backlog, bytes_of
@@ -43,6 +43,7 @@ from tests.support.twins import pure_twin
 
 in_python_frames: Any = pure_twin(pop_frames.__name__)
 in_python_bodies: Any = pure_twin(pop.__name__)
+in_python_leases: Any = pure_twin(leases.__name__)
 in_python_unread: Any = pure_twin(unread.__name__)
 _NONSENSE: tuple[Any, ...] = (
     None, "x", b"x", -1, 2**63, 1.5, [], (), {}, object(), [b"x"], (1, b"", b""), [(0, b"", b"")],
@@ -278,26 +279,26 @@ HOST = pack_host("127.0.0.1", 10911)
 
 
 def leases_of(random: Random, *, spoilt: bool) -> list[Lease]:
-    leases = []
+    made = []
     for _ in range(random.choice((1, 1, 2, 9))):
         name, group = random.choice(_NAMES[: random.choice((1, 7))]), random.choice(_NAMES)
         start = random.choice((0, 7, 10**12, 2**63 - 70 if spoilt else 1))
         key = LeaseKey(name, group, random.choice((0, 3)), start, random.choice((1_700_000_000_000, 5)))
         held = random.choice((1, 0xFFFFFFFF, random.getrandbits(62) | 1, random.getrandbits(90) | 1 if spoilt else 4))
-        leases.append(Lease(key, held, random.choice((0, 60_000)), random.randrange(9 if spoilt else 8)))
-    return leases
+        made.append(Lease(key, held, random.choice((0, 60_000)), random.randrange(9 if spoilt else 8)))
+    return made
 
 
 def same_revive_records(random: Random) -> None:
     spoilt = random.random() < 0.4
-    leases = leases_of(random, spoilt=spoilt)
-    ended = [(lease, random.choice((lease.held, lease.held & -lease.held))) for lease in leases]
+    held = leases_of(random, spoilt=spoilt)
+    ended = [(lease, random.choice((lease.held, lease.held & -lease.held))) for lease in held]
     records = ReviveRecords("DefaultCluster", random.choice(("broker-a", 'b"%d')), HOST)
     places, fits, now = revive_places(records.topic), random.choice((32_767, 32_767, 300)), 1_700_000_000_123
     steps: Any = compiled.steps
-    checkpoints = [records.checkpoint(lease, now) for lease in leases]
+    checkpoints = [records.checkpoint(lease, now) for lease in held]
     acknowledgements = [records.acknowledgement(lease, bits, now) for lease, bits in ended]
-    calls = (steps.add_checkpoints, leases, checkpoints), (steps.add_acknowledgements, ended, acknowledgements)
+    calls = (steps.add_checkpoints, held, checkpoints), (steps.add_acknowledgements, ended, acknowledgements)
     for step, items, made in calls:
         compiled_batch = steps.NewMessages()
         assert not step(compiled_batch, items, {}, places, fits, now), "there are no texts yet"
@@ -348,27 +349,69 @@ def popped_queues(random: Random, *, spoilt: bool) -> list[PoppedQueue]:
     return queues
 
 
-def same_pop_reply(random: Random) -> None:
+def found_pop(random: Random, *, spoilt: bool) -> Popped:
+    wanted = PopRequest(topic="T", group="G", invisible_millis=random.choice((0, 60_000, 2**62)))
+    popped = Popped(wanted, 1_700_000_000_000, random.choice((0, 7, 999)), "broker-a")
+    popped.queues = popped_queues(random, spoilt=spoilt)
+    popped.rest = random.getrandbits(40)
+    if spoilt and random.random() < 0.3:
+        popped.queues[0].byte_count += 1
+    return popped
+
+
+def same_pop_replies(random: Random) -> None:
     spoilt = random.random() < 0.5
-    queues = popped_queues(random, spoilt=spoilt)
-    size = sum(queue.byte_count for queue in queues) + (random.choice((0, 0, 1)) if spoilt else 0)
-    numbers = 1_700_000_000_000, random.choice((0, 60_000, 2**62)), random.choice((0, 7, 999)), random.getrandbits(40)
-    opaque = random.choice((0, 7, -1, 2**31 - 1))
-    framed = compiled.steps.encode_popped(FOUND_PIECES, numbers, opaque, queues, size)
+    pops = [found_pop(random, spoilt=spoilt) for _ in range(random.choice((0, 1, 1, 3)))]
+    opaques = [random.choice((0, 7, -1, 2**31 - 1)) for _ in pops]
+    sizes = [sum(queue.byte_count for queue in popped.queues) for popped in pops]
+    framed = compiled.steps.encode_pops(FOUND_PIECES, pops, opaques)
     if framed is None:
-        assert spoilt or size > 64 * 1024, "what is usual is for the compiled step"
+        assert spoilt or max(sizes) > 64 * 1024, "what is usual is for the compiled step"
         return
-    records = [piece for queue in queues for piece in pieces_of(queue.records, queue.byte_count)]
-    assert framed == b"".join((found_head(numbers, *offset_infos(queues), opaque, size), *records))
+    expected: list[bytes | memoryview] = []
+    for popped, opaque, size in zip(pops, opaques, sizes, strict=True):
+        numbers = popped.pop_time, popped.request.invisible_millis, popped.revive_queue, popped.rest
+        expected.append(found_head(numbers, *offset_infos(popped.queues), opaque, size))
+        expected += popped.records()
+    assert framed == b"".join(expected)
+
+
+def same_table_of_leases(random: Random) -> None:
+    """Hold and end leases in two tables, and compare them after every step."""
+    tables: list[tuple[Any, list[Lease]]] = []
+    seed = random.getrandbits(64)
+    for module in (leases, in_python_leases):
+        dice, made = Random(seed), module.Leases()
+        held: list[Any] = []
+        log: list[Any] = []
+        for _ in range(dice.randrange(30)):
+            new = [
+                module.Lease(
+                    module.LeaseKey(dice.choice("TU"), "G", dice.randrange(3), dice.randrange(40), dice.randrange(3)),
+                    dice.choice((1, 0xFFFFFFFF, dice.getrandbits(90) | 1)), dice.choice((0, 5, 2**65)), 0, 1,
+                )
+                for _ in range(dice.choice((0, 1, 4)))
+            ]  # fmt: skip
+            new = list({one.key: one for one in new}.values())
+            made.add(new)
+            held += new
+            if held:
+                some = [dice.choice(held) for _ in range(dice.choice((0, 1, 3)))]
+                made.end([(one, dice.choice((-1, 1, 0, one.held, dice.getrandbits(80)))) for one in some])
+            due = made.due(dice.choice((0, 3, 9)), 2)
+            log.append((made.messages, made.ended, len(made), made.next_due, [(one.key, one.held) for one in due]))
+            log.append(sorted((one.key, one.held) for one in made))
+            log.append(sorted((key, made.in_flight(*key)) for key in {one.key[:3] for one in held}))
+        tables.append((log, held))
+    assert tables[0][0] == tables[1][0]
 
 
 def refuses_nonsense_about_pops(random: Random) -> None:
     """Spoil one argument: the compiled step raises TypeError or AttributeError, or it made no difference."""
     steps: Any = compiled.steps
-    queues = popped_queues(random, spoilt=False)
-    leases, records = leases_of(random, spoilt=False), ReviveRecords("DefaultCluster", "broker-a", HOST)
+    held, records = leases_of(random, spoilt=False), ReviveRecords("DefaultCluster", "broker-a", HOST)
     places = revive_places(records.topic)
-    for lease in leases:
+    for lease in held:
         records.checkpoint(lease, 5)  # which makes the texts
     calls: list[tuple[Any, list[Any]]] = [
         (steps.cut_pops, [[pop_frame(random)], 0, 1]),
@@ -388,13 +431,15 @@ def refuses_nonsense_about_pops(random: Random) -> None:
                 (0, 9, 9),
             ],
         ),
-        (steps.add_checkpoints, [steps.NewMessages(), leases, records.texts, places, 9999, 5]),
-        (steps.add_acknowledgements, [steps.NewMessages(), [(leases[0], 1)], records.texts, places, 9999, 5]),
-        (steps.encode_popped, [FOUND_PIECES, (1, 2, 3, 4), 7, queues, sum(one.byte_count for one in queues)]),
+        (steps.add_checkpoints, [steps.NewMessages(), held, records.texts, places, 9999, 5]),
+        (steps.add_acknowledgements, [steps.NewMessages(), [(held[0], 1)], records.texts, places, 9999, 5]),
+        (steps.encode_pops, [FOUND_PIECES, [found_pop(random, spoilt=False)], [7]]),
+        (steps.hold_leases, [{}, {}, [], 0, held]),
+        (steps.end_leases, [{}, {}, [(held[0], 1)]]),
     ]
     step, arguments = random.choice(calls)
     which = random.randrange(len(arguments))
-    if isinstance(arguments[which], list | tuple) and random.random() < 0.5:
+    if isinstance(arguments[which], list | tuple) and arguments[which] and random.random() < 0.5:
         parts = list(arguments[which])
         parts[random.randrange(len(parts))] = random.choice(_NONSENSE)
         arguments[which] = type(arguments[which])(parts)

@@ -1,4 +1,4 @@
-/* Pops: cut_pops of protocol/bodies/pop_frames.py, take_unread of store/queue/unread.py, encode_popped of
+/* Pops: cut_pops of protocol/bodies/pop_frames.py, take_unread of store/queue/unread.py, encode_pops of
    broker/pop/pop_reply.py, offset_list of protocol/bodies/pop.py. */
 #include "queue_tails.h"
 
@@ -6,7 +6,8 @@
 #define MOST_BITS 63
 #define MOST_DIGITS 18
 
-static PyObject *s_retry_flag, *s_start_offset, *s_bits, *s_records, *s_queue;
+static PyObject *s_retry_flag, *s_start_offset, *s_bits, *s_records, *s_queue, *s_byte_count;
+static PyObject *s_request, *s_queues, *s_pop_time, *s_invisible_millis, *s_revive_queue, *s_rest;
 
 /* --- cut_pops --- */
 
@@ -287,7 +288,7 @@ PyObject *take_unread(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     return list;
 }
 
-/* --- offset_list and encode_popped --- */
+/* --- offset_list and encode_pops --- */
 
 /* start, bits -> the numbers that the bits name, with commas between them; None for more than 63 bits */
 PyObject *offset_list(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
@@ -299,9 +300,16 @@ PyObject *offset_list(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 }
 
 typedef struct {
-    int64_t retry_flag, queue_id, start, bits;
+    int64_t retry_flag, queue_id, start, bits, byte_count;
     PyObject *records; /* owned */
 } Queue;
+
+/* What one pop found. */
+typedef struct {
+    int64_t numbers[4], opaque, byte_count; /* pop time, invisible time, revive queue, rest */
+    Queue *queues;
+    Py_ssize_t count;
+} Found;
 
 /* 0 for a queue that is left to Python, perhaps with an exception. */
 static int open_queue(PyObject *object, Queue *queue) {
@@ -310,75 +318,100 @@ static int open_queue(PyObject *object, Queue *queue) {
            && number_of(object, s_queue_id, 0, INT32_MAX, &queue->queue_id)
            && number_of(object, s_start_offset, 0, INT64_MAX - MOST_BITS, &queue->start)
            && number_of(object, s_bits, 1, INT64_MAX, &queue->bits)
+           && number_of(object, s_byte_count, 0, COPY_BELOW, &queue->byte_count)
            && (queue->records = PyObject_GetAttr(object, s_records)) != NULL && PyTuple_CheckExact(queue->records);
 }
 
+static void close_found(Found *found) {
+    while (found->count > 0) Py_XDECREF(found->queues[--found->count].records);
+    PyMem_Free(found->queues);
+}
+
+/* 0 for a pop that is left to Python, perhaps with an exception; close it in any case. */
+static int open_found(PyObject *popped, PyObject *opaque, Found *found) {
+    PyObject *request = PyObject_GetAttr(popped, s_request), *queues = PyObject_GetAttr(popped, s_queues);
+    int is_usual = request != NULL && queues != NULL && PyList_CheckExact(queues) && as_int32(opaque, &found->opaque)
+        && PyList_GET_SIZE(queues) <= MOST_QUEUES && number_of(popped, s_pop_time, INT64_MIN, INT64_MAX, &found->numbers[0])
+        && number_of(request, s_invisible_millis, INT64_MIN, INT64_MAX, &found->numbers[1])
+        && number_of(popped, s_revive_queue, INT64_MIN, INT64_MAX, &found->numbers[2])
+        && number_of(popped, s_rest, INT64_MIN, INT64_MAX, &found->numbers[3]);
+    if (is_usual && (found->queues = PyMem_Malloc((size_t)PyList_GET_SIZE(queues) * sizeof *found->queues)) == NULL) {
+        PyErr_NoMemory();
+        is_usual = 0;
+    }
+    for (Py_ssize_t n = 0; is_usual && n < PyList_GET_SIZE(queues); n++) {
+        is_usual = open_queue(PyList_GET_ITEM(queues, n), &found->queues[n]);
+        found->byte_count += found->queues[n].byte_count;
+        found->count++;
+    }
+    Py_XDECREF(request);
+    Py_XDECREF(queues);
+    return is_usual && found->byte_count <= COPY_BELOW;
+}
+
+/* The bytes that a reply has at most, without what stands around its numbers and texts. */
+static Py_ssize_t most_bytes_of(const Found *found) {
+    Py_ssize_t size = 160 + (Py_ssize_t)found->byte_count;
+    for (const Queue *queue = found->queues; queue < found->queues + found->count; queue++)
+        size += 96 + 20 * __builtin_popcountll((uint64_t)queue->bits);
+    return size;
+}
+
 /* What stands around four numbers, two texts and the opaque. */
-static byte *put_found(byte *frame, PyObject *pieces, const int64_t *numbers, const Queue *queues, Py_ssize_t count,
-                       int64_t opaque, int64_t body_size) {
+static byte *put_found(byte *frame, PyObject *pieces, const Found *found) {
     byte *header = frame + 8, *at = header;
-    for (int n = 0; n < 4; n++) at = put_decimal(put_object(at, PyTuple_GET_ITEM(pieces, n)), numbers[n]);
+    const Queue *queues = found->queues;
+    for (int n = 0; n < 4; n++) at = put_decimal(put_object(at, PyTuple_GET_ITEM(pieces, n)), found->numbers[n]);
     for (int text = 0; text < 2; text++) {
         at = put_object(at, PyTuple_GET_ITEM(pieces, 4 + text));
-        for (Py_ssize_t n = 0; n < count; n++) {
+        for (Py_ssize_t n = 0; n < found->count; n++) {
             if (n) *at++ = ';';
             at = put_bytes(put_decimal(put_bytes(at, "0 ", 2), queues[n].queue_id), " ", 1);
             at = text ? put_offsets(at, queues[n].start, queues[n].bits) : put_decimal(at, queues[n].start);
         }
     }
-    at = put_object(put_decimal(put_object(at, PyTuple_GET_ITEM(pieces, 6)), opaque), PyTuple_GET_ITEM(pieces, 7));
+    at = put_object(put_decimal(put_object(at, PyTuple_GET_ITEM(pieces, 6)), found->opaque), PyTuple_GET_ITEM(pieces, 7));
     uint32_t size = (uint32_t)(at - header);
-    put32(put32(frame, 4 + size + (uint32_t)body_size), size);
+    put32(put32(frame, 4 + size + (uint32_t)found->byte_count), size);
     return at;
 }
 
-/* The head behind which the records of all queues are copied; NULL, perhaps without an exception. */
-static PyObject *with_records(const byte *head, Py_ssize_t head_size, const Queue *queues, Py_ssize_t count, int64_t size) {
-    PyObject *frame = PyBytes_FromStringAndSize(NULL, head_size + (Py_ssize_t)size);
-    if (frame == NULL) return NULL;
-    byte *at = put_bytes((byte *)PyBytes_AS_STRING(frame), head, head_size);
-    for (Py_ssize_t n = 0; n < count && at != NULL; n++) {
+/* A copy of the records of all queues; NULL for records that do not lie there, perhaps with an exception. */
+static byte *put_records(byte *at, const Found *found) {
+    int64_t left = found->byte_count;
+    for (Py_ssize_t n = 0; n < found->count && at != NULL; n++) {
         Backlog backlog;
         int64_t copied;
-        if (!open_backlog(queues[n].records, &backlog)) {
-            at = NULL;
-            break;
-        }
-        at = copy_backlog(at, &backlog, size, &copied);
-        size -= copied;
+        if (!open_backlog(found->queues[n].records, &backlog)) return NULL;
+        at = copy_backlog(at, &backlog, left, &copied);
+        left -= copied;
         PyBuffer_Release(&backlog.log);
     }
-    if (at == NULL || size != 0) Py_CLEAR(frame);
-    return frame;
+    return left == 0 ? at : NULL;
 }
 
-/* pieces, numbers, opaque, queues, bytes of records -> frame; None for what is left to Python */
-PyObject *encode_popped(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    int64_t numbers[4], opaque, size;
-    Queue queues[MOST_QUEUES];
-    Py_ssize_t around = count == 5 ? measure(args[0], 8) : -1;
-    if (around < 0 || !PyTuple_CheckExact(args[1]) || PyTuple_GET_SIZE(args[1]) != 4 || !as_int32(args[2], &opaque)
-        || !PyList_CheckExact(args[3]) || !as_number(args[4], 0, INT64_MAX, &size))
-        return wrong_arguments("encode_popped");
-    for (int n = 0; n < 4; n++)
-        if (!as_number(PyTuple_GET_ITEM(args[1], n), INT64_MIN, INT64_MAX, &numbers[n]))
-            return wrong_arguments("encode_popped");
-    Py_ssize_t queue_count = PyList_GET_SIZE(args[3]), opened = 0, texts = 0;
-    if (queue_count > MOST_QUEUES || size > COPY_BELOW) Py_RETURN_NONE;
-    PyObject *frame = NULL;
-    for (int is_usual = 1; is_usual && opened < queue_count; opened++) {
-        is_usual = open_queue(PyList_GET_ITEM(args[3], opened), &queues[opened]);
-        if (!is_usual) queue_count = -1;
-        else texts += 96 + 20 * __builtin_popcountll((uint64_t)queues[opened].bits);
+/* pieces, pops, opaques -> frames, one behind the other; None for what is left to Python */
+PyObject *encode_pops(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t around = count == 3 ? measure(args[0], 8) : -1, opened = 0, size = 0;
+    if (around < 0 || !PyList_CheckExact(args[1]) || !PyList_CheckExact(args[2])
+        || PyList_GET_SIZE(args[1]) != PyList_GET_SIZE(args[2]))
+        return wrong_arguments("encode_pops");
+    Py_ssize_t pops = PyList_GET_SIZE(args[1]);
+    Found *found = PyMem_Calloc((size_t)pops + 1, sizeof *found);
+    if (found == NULL) return PyErr_NoMemory();
+    int is_usual = 1;
+    for (; is_usual && opened < pops; opened++) {
+        is_usual = open_found(PyList_GET_ITEM(args[1], opened), PyList_GET_ITEM(args[2], opened), &found[opened]);
+        size += around + most_bytes_of(&found[opened]);
     }
-    byte *head = queue_count < 0 ? NULL : PyMem_Malloc((size_t)(around + texts + 160));
-    if (head != NULL) {
-        Py_ssize_t head_size = put_found(head, args[0], numbers, queues, queue_count, opaque, size) - head;
-        frame = with_records(head, head_size, queues, queue_count, size);
-        PyMem_Free(head);
-    } else if (queue_count >= 0) PyErr_NoMemory();
-    while (opened-- > 0) Py_XDECREF(queues[opened].records);
-    return frame != NULL ? frame : refuse();
+    PyObject *frames = is_usual ? PyBytes_FromStringAndSize(NULL, size) : NULL;
+    byte *begin = frames == NULL ? NULL : (byte *)PyBytes_AS_STRING(frames), *at = begin;
+    for (Py_ssize_t n = 0; at != NULL && n < pops; n++) at = put_records(put_found(at, args[0], &found[n]), &found[n]);
+    if (at == NULL) Py_CLEAR(frames);
+    else _PyBytes_Resize(&frames, at - begin);
+    while (opened-- > 0) close_found(&found[opened]);
+    PyMem_Free(found);
+    return frames != NULL ? frames : refuse();
 }
 
 int make_pop_names(void) {
@@ -387,5 +420,13 @@ int make_pop_names(void) {
     s_bits = PyUnicode_InternFromString("bits");
     s_records = PyUnicode_InternFromString("records");
     s_queue = PyUnicode_InternFromString("queue");
-    return s_retry_flag && s_start_offset && s_bits && s_records && s_queue;
+    s_byte_count = PyUnicode_InternFromString("byte_count");
+    s_request = PyUnicode_InternFromString("request");
+    s_queues = PyUnicode_InternFromString("queues");
+    s_pop_time = PyUnicode_InternFromString("pop_time");
+    s_invisible_millis = PyUnicode_InternFromString("invisible_millis");
+    s_revive_queue = PyUnicode_InternFromString("revive_queue");
+    s_rest = PyUnicode_InternFromString("rest");
+    return s_retry_flag && s_start_offset && s_bits && s_records && s_queue && s_byte_count && s_request && s_queues
+        && s_pop_time && s_invisible_millis && s_revive_queue && s_rest;
 }

@@ -15,11 +15,13 @@ static PyMethodDef functions[] = {
     {"follow_chain", (PyCFunction)(void (*)(void))follow_chain, METH_FASTCALL, NULL},
     {"add_due", (PyCFunction)(void (*)(void))add_due, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
-    {"encode_popped", (PyCFunction)(void (*)(void))encode_popped, METH_FASTCALL, NULL},
+    {"encode_pops", (PyCFunction)(void (*)(void))encode_pops, METH_FASTCALL, NULL},
     {"take_unread", (PyCFunction)(void (*)(void))take_unread, METH_FASTCALL, NULL},
     {"cut_pops", (PyCFunction)(void (*)(void))cut_pops, METH_FASTCALL, NULL},
     {"add_checkpoints", (PyCFunction)(void (*)(void))add_checkpoints, METH_FASTCALL, NULL},
     {"add_acknowledgements", (PyCFunction)(void (*)(void))add_acknowledgements, METH_FASTCALL, NULL},
+    {"hold_leases", (PyCFunction)(void (*)(void))hold_leases, METH_FASTCALL, NULL},
+    {"end_leases", (PyCFunction)(void (*)(void))end_leases, METH_FASTCALL, NULL},
     {"read_acks", (PyCFunction)(void (*)(void))read_acks, METH_FASTCALL, NULL},
     {"offset_list", (PyCFunction)(void (*)(void))offset_list, METH_FASTCALL, NULL},
     {"pick_all", (PyCFunction)(void (*)(void))pick_all, METH_FASTCALL, NULL},
@@ -63,7 +65,7 @@ PyMODINIT_FUNC PyInit__steps(void) {
     s_topic = PyUnicode_InternFromString("topic");
     s_topic_field = PyUnicode_InternFromString("topic_field");
     if (!s_is_special || !s_queue_id || !s_row || !s_topic || !s_topic_field) return NULL;
-    if (!make_reply_names() || !make_pop_names() || !make_lease_names()) return NULL;
+    if (!make_reply_names() || !make_pop_names() || !make_lease_names() || !make_table_names()) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL
         && (PyModule_AddIntConstant(module, "VERSION", 6) < 0 || PyModule_AddType(module, &topic_table_type) < 0

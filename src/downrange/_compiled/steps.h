@@ -33,11 +33,13 @@ PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count
 PyObject *follow_chain(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *add_due(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *encode_popped(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *encode_pops(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *take_unread(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *cut_pops(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *add_checkpoints(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *add_acknowledgements(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *hold_leases(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *end_leases(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_acks(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *offset_list(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
@@ -211,6 +213,7 @@ byte *copy_backlog(byte *to, const Backlog *backlog, int64_t most, int64_t *copi
 int make_reply_names(void);
 int make_pop_names(void);
 int make_lease_names(void);
+int make_table_names(void);
 
 /* CRC-32 as zlib computes it; make the table before the first. */
 void make_crc_table(void);

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Final
 
 from downrange.broker.pop.pop import Pop
-from downrange.broker.pop.pop_reply import encode_found, pop_response
+from downrange.broker.pop.pop_reply import encode_found, encode_pops, pop_response
 from downrange.broker.pop.popped import Popped, PopRequest, pop_filter
 from downrange.broker.pop.waiting import Waiter, wait_seconds
 from downrange.compiled import steps
@@ -16,7 +16,7 @@ from downrange.protocol.bodies.pop import (
     PopMessageRequest,
     PopMessageResponse,
 )
-from downrange.protocol.bodies.pop_frames import cut_pops, read_pop
+from downrange.protocol.bodies.pop_frames import FOUND_PIECES, cut_pops, read_pop
 from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Buffer, Command
 from downrange.protocol.errors import (
@@ -193,9 +193,25 @@ class Pops:
     # --- answering ----------------------------------------------------------------------------------------------
 
     def _answer(self, run: _Run, millis: float) -> None:
-        others, makes_wait = run.others, self._writer.makes_wait
+        frames = None
+        if run.pops and not run.others and not self._writer.makes_wait:
+            opaques = [
+                opaque
+                for (_, opaque, _), popped in zip(run.asked, run.pops, strict=True)
+                if popped.queues and popped.error is None and opaque != _NO_REPLY and not popped.request.is_orderly
+            ]
+            frames = encode_pops(FOUND_PIECES, run.pops, opaques) if len(opaques) == len(run.pops) else None
+        if frames is None:
+            self._answer_each(run, millis)
+        else:
+            self._statistics.rpc(_POP, _OK, millis, len(run.pops))
+            send_replies([origin for origin, _, _ in run.asked], frames)
+
+    def _answer_each(self, run: _Run, millis: float) -> None:
+        """Answer pops of any kind."""
+        others = run.others
         for asked, popped in zip(run.asked, run.pops, strict=True):
-            if makes_wait and popped.end_offset:
+            if popped.end_offset and self._writer.makes_wait:
                 asked[0].begin_answering(1)
                 self._writer.tell_when_safe(popped.end_offset, partial(self._answer_safe, asked, run.began, popped))
             else:

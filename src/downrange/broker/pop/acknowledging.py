@@ -31,9 +31,7 @@ class Acknowledging:
             return 0
         batch = state.append_acknowledgements(ended)
         stored = batch.stored
-        acknowledge = state.leases.acknowledge
-        for lease, bits in ended[:stored]:
-            acknowledge(lease, bits)
+        state.leases.end(ended[:stored])
         state.offsets.mark_unsaved()
         if stored < len(ended):
             raise ServiceNotAvailable("not all acknowledgements could be stored: send them again")

@@ -41,8 +41,8 @@ class Changing:
         again.revive_offset = batch.places[0][2]
         state.checkpoints += 1
         state.acknowledgements += 1
-        state.leases.acknowledge(lease, bit)
-        state.hold((again,))
+        state.leases.end([(lease, bit)])
+        state.hold([again])
         state.offsets.mark_unsaved()
         return changed, batch.end_offset
 

@@ -162,13 +162,14 @@ class PopState:
             raise ServiceNotAvailable(f"a record of the revive topic cannot be stored: {refusal.reason}")
         self.own_records += batch.stored
 
-    def hold(self, leases: Iterable[Lease]) -> None:
+    def hold(self, leases: list[Lease]) -> None:
         """Messages are held from now on."""
-        add, wakes_at = self.leases.add, self.wakes_at
+        self.leases.add(leases)
+        wakes_at = self.wakes_at
         for lease in leases:
-            add(lease)
             if lease.visible_at < wakes_at:
                 self.wanted.set()
+                break
 
     def unlock_later(self, key: OrderKey) -> None:
         """Wake waiting pops when a queue that is blocked now is free again."""
