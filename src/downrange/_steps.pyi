@@ -23,6 +23,7 @@ from downrange.protocol.framing import Frame
 from downrange.store import new_messages
 from downrange.store.queue.backlog import Backlog, Picked, Records
 from downrange.store.queue.queues import ConsumeQueues, QueueState
+from downrange.store.timer.timed_records import Timed
 from downrange.transport.outstanding import Asked
 
 _P = ParamSpec("_P")
@@ -71,6 +72,17 @@ def index_keys(
     /,
 ) -> tuple[int, int, int, int] | None: ...
 def follow_chain(memory: mmap, start: int, position: int, units: int, /) -> tuple[int, bytes, bytes, bytes]: ...
+def timed_records(backlog: Backlog, /) -> list[Timed]: ...
+def put_units(
+    records: list[Timed],
+    at: int,
+    wheel: mmap,
+    ticks: tuple[int, int],
+    part: mmap,
+    places: tuple[int, int, int],
+    rules: tuple[int, int, int, int, int, int],
+    /,
+) -> tuple[int, int, int]: ...
 def add_due(
     messages: new_messages.NewMessages,
     units: array[int],

@@ -79,6 +79,8 @@ def run(seconds: float, seed: int) -> int:
                 replay_checks.same_slaves(random, root)
             with TemporaryDirectory() as root:
                 timer_checks.same_deliveries(random, root)
+            with TemporaryDirectory() as root:
+                timer_checks.same_intake(random, root)
         rounds += 1
     return rounds
 

@@ -345,7 +345,7 @@ def popped_queues(random: Random, *, spoilt: bool) -> list[PoppedQueue]:
         flag = random.choice((0, 0, 0, 1)) if spoilt else 0
         bits = random.choice((1, 0xFFFFFFFF, random.getrandbits(62) | 1, random.getrandbits(70) | 1 if spoilt else 1))
         start = random.choice((0, 7, 10**12))
-        queues.append(PoppedQueue("T", flag, queue_id, start, start + 99, bits, found, max(0, bytes_of(found))))
+        queues.append(PoppedQueue("T", flag, (queue_id, start), bits, found, max(0, bytes_of(found))))
     return queues
 
 

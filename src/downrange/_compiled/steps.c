@@ -13,6 +13,8 @@ static PyMethodDef functions[] = {
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
     {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, NULL},
     {"follow_chain", (PyCFunction)(void (*)(void))follow_chain, METH_FASTCALL, NULL},
+    {"timed_records", timed_records, METH_O, NULL},
+    {"put_units", (PyCFunction)(void (*)(void))put_units, METH_FASTCALL, NULL},
     {"add_due", (PyCFunction)(void (*)(void))add_due, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
     {"encode_pops", (PyCFunction)(void (*)(void))encode_pops, METH_FASTCALL, NULL},

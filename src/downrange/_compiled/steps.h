@@ -31,6 +31,8 @@ PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *follow_chain(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *timed_records(PyObject *module, PyObject *backlog);
+PyObject *put_units(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *add_due(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pops(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -326,6 +326,16 @@ class MessageReader:
                     found[number] = QueueEntry(physical_offset, size, unit.tags_code)
         return found
 
+    def backlog(self, topic: str, queue_id: int, offset: int, max_entries: int) -> Backlog | None:
+        """Some entries of a queue from `offset` on, and the file of the log that the first record lies in.
+
+        None when there is no entry, or the file is gone.
+        """
+        state = self._states.get((topic, queue_id))
+        raw = state.queue.read(QueueOffset(offset), max_entries) if state is not None else b""
+        segment = self._segments.find(ENTRY.unpack_from(raw)[0]) if raw else None
+        return None if segment is None else (raw, segment.view, segment.start, segment.readable)
+
     def is_beyond_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
         """Does this message lie so far back in the log that memory is unlikely to hold it? No when it is not there."""
         physical_offset = self.physical_offset_of(topic, queue_id, queue_offset)

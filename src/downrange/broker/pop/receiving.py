@@ -162,15 +162,19 @@ class Receiving:
         is_moved = False
         for left, taken in found:
             popped = self._begin(request, now)
-            is_moved = is_moved or bool(taken)
             popped.rest = left
+            is_moved = is_moved or bool(taken)
             popped.queues = [
                 PoppedQueue(
-                    name, NORMAL, queue_id, offset, offset + (number := len(entries) // ENTRY_SIZE),
-                    (1 << number) - 1, (entries, view, start, readable), byte_count,
+                    name,
+                    NORMAL,
+                    (queue_id, offset),
+                    (1 << len(entries) // ENTRY_SIZE) - 1,
+                    (entries, view, start, readable),
+                    byte_count,
                 )
                 for queue_id, offset, entries, byte_count in taken
-            ]  # fmt: skip
+            ]
             pops.append(popped)
         if is_moved:
             state.offsets.moved(name, group)
@@ -249,10 +253,7 @@ class Receiving:
                 else:
                     offsets.commit(topic, group, queue_id, next_offset)
                 if bits:
-                    popped.queues.append(
-                        PoppedQueue(topic, flag, queue_id, offset, next_offset, bits, records, byte_count)
-                    )
-                    popped.room -= bits.bit_count()
+                    popped.queues.append(PoppedQueue(topic, flag, (queue_id, offset), bits, records, byte_count))
                     popped.rest += max(0, read.max_offset - next_offset)
                     return True
             elif read.status not in _SKIPPED and (read.status not in _LOST or next_offset == offset):

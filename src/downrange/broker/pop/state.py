@@ -25,6 +25,7 @@ from downrange.store.config import BrokerRole
 from downrange.store.new_message import NewMessage, Refusal
 from downrange.store.new_messages import NewMessages
 
+_SLAVE: Final = BrokerRole.SLAVE
 _SCAN_MILLIS_BOUNDS: Final = (1, 10, 100, 1000, 2000, 3000)
 
 
@@ -76,7 +77,7 @@ class PopState:
     # --- checks -------------------------------------------------------------------------------------------------
 
     def refuse_on_slave(self) -> None:
-        if self.config.store.broker_role is BrokerRole.SLAVE:
+        if self.config.store.broker_role is _SLAVE:
             raise ServiceNotAvailable("this broker is a slave: its master leases messages and takes acknowledgements")
 
     def known_topic(self, name: str) -> TopicConfig:
