@@ -94,7 +94,7 @@ PyObject *cut_pops(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_
     if (count != 3 || !PyList_CheckExact(args[0]) || !as_number(args[2], 0, PyList_GET_SIZE(args[0]), &stop)
         || !as_number(args[1], 0, stop, &at))
         return wrong_arguments("cut_pops");
-    Cut first, cut;
+    Cut first = {0}, cut;
     PyObject *text = NULL, *opaques = PyList_New(0), *borns = PyList_New(0);
     int is_good = opaques != NULL && borns != NULL;
     for (; is_good && at < stop && cut_header(PyList_GET_ITEM(args[0], at), &cut); at++) {

@@ -32,7 +32,7 @@ static int read_properties(const Record *record, int64_t *time, Property *topic,
     const byte *at = record->properties, *end = at + record->properties_size;
     Property property;
     int has_time = 0;
-    topic->name = NULL, *is_delete = 0;
+    *topic = (Property){0}, *is_delete = 0;
     if (!is_utf8(at, record->properties_size)) return 0;
     while (next_property(&at, end, &property)) {
         if (has_name(&property, "TIMER_OUT_MS", 12)) {
@@ -58,7 +58,7 @@ static int hash_ascii(const Property *text, int32_t *hash) {
 /* What the index keeps of the record that an entry points to; NULL for an unusual one, perhaps with an exception. */
 static PyObject *read_timed(const Backlog *backlog, const byte *entry, PyObject **last_topic) {
     Record record;
-    Property topic;
+    Property topic = {0};
     int64_t offset = get64(entry), size = (int32_t)get32(entry + 8), time;
     int is_delete;
     int32_t hash;

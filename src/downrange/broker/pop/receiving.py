@@ -147,7 +147,7 @@ class Receiving:
     def _take_new(self, pops: list[Popped], request: PopRequest, topic: TopicConfig, now: int, count: int) -> bool:
         """Add pops that find what is usual until there are so many, and say whether there was one.
 
-        Usual are messages that nobody had yet, in memory, while no messages of the group wait in its retry topics.
+        Usual are messages in the last file of the log, while no messages of the group wait in its retry topics.
         """
         state, name, group = self._state, request.topic, request.group
         if state.config.broker.enable_pop_message_threshold or self._has_retries(request):
