@@ -7,7 +7,9 @@ from typing_extensions import Buffer
 
 from downrange.broker.due_messages import LogFile, Tick
 from downrange.broker.handlers import usual_sends
-from downrange.broker.pop.popped import PoppedQueue
+from downrange.broker.pop.leases import Due, InFlight, Lease, Table
+from downrange.broker.pop.popped import Popped
+from downrange.broker.pop.records import AllTexts, Places
 from downrange.client.consumer.messages import ReceivedMessage
 from downrange.client.producer.outgoing import Outgoing, OutgoingRules, Target
 from downrange.client.producer.send_result import Expected
@@ -21,6 +23,7 @@ from downrange.protocol.framing import Frame
 from downrange.store import new_messages
 from downrange.store.queue.backlog import Backlog, Picked, Records
 from downrange.store.queue.queues import ConsumeQueues, QueueState
+from downrange.store.timer.timed_records import Timed
 from downrange.transport.outstanding import Asked
 
 _P = ParamSpec("_P")
@@ -69,6 +72,17 @@ def index_keys(
     /,
 ) -> tuple[int, int, int, int] | None: ...
 def follow_chain(memory: mmap, start: int, position: int, units: int, /) -> tuple[int, bytes, bytes, bytes]: ...
+def timed_records(backlog: Backlog, /) -> list[Timed]: ...
+def put_units(
+    records: list[Timed],
+    at: int,
+    wheel: mmap,
+    ticks: tuple[int, int],
+    part: mmap,
+    places: tuple[int, int, int],
+    rules: tuple[int, int, int, int, int, int],
+    /,
+) -> tuple[int, int, int]: ...
 def add_due(
     messages: new_messages.NewMessages,
     units: array[int],
@@ -100,27 +114,28 @@ def encode_pull(
     byte_count: int,
     /,
 ) -> bytes | None: ...
-def encode_popped(
-    pieces: tuple[bytes, ...],
-    numbers: tuple[int, int, int, int],
-    opaque: int,
-    queues: list[PoppedQueue],
-    byte_count: int,
-    /,
-) -> bytes | None: ...
-def unread_queues(
+def encode_pops(pieces: tuple[bytes, ...], pops: list[Popped], opaques: list[int], /) -> bytes | None: ...
+def take_unread(
     states: dict[tuple[str, int], QueueState],
     rows: array[int],
     memory: bytearray,
     topic: str,
-    first: int,
     queues: int,
     offsets: dict[int, int],
+    turns: tuple[int, int],
     most: int,
     readable: tuple[int, int, int],
     /,
-) -> list[tuple[int, int, int, bytes, int]] | None: ...
-def cut_pop(header: bytes, /) -> tuple[bytes, int, int] | None: ...
+) -> list[tuple[int, list[tuple[int, int, bytes, int]]]]: ...
+def cut_pops(frames: list[Frame], at: int, stop: int, /) -> tuple[int, bytes, list[int], list[int]]: ...
+def add_checkpoints(
+    batch: NewMessages, leases: list[Lease], texts: AllTexts, places: Places, fits: int, now: int, /
+) -> bool: ...
+def add_acknowledgements(
+    batch: NewMessages, ended: list[tuple[Lease, int]], texts: AllTexts, places: Places, fits: int, now: int, /
+) -> bool: ...
+def hold_leases(table: Table, in_flight: InFlight, due: Due, number: int, leases: list[Lease], /) -> int: ...
+def end_leases(table: Table, in_flight: InFlight, ended: list[tuple[Lease, int]], /) -> int: ...
 def read_acks(
     frames: list[Frame], at: int, stop: int, pieces: tuple[bytes, ...], /
 ) -> tuple[int, int, list[AckGroup], bytes]: ...

@@ -12,7 +12,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from downrange.settings import wants_pure_python
 
-VERSION: Final = 5
+VERSION: Final = 6
 """Raised when a compiled step and its Python twin change together; a module of another version is not used."""
 
 try:

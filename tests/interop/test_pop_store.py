@@ -71,9 +71,7 @@ def test_our_records_are_those_that_java_writes(tmp_path: Path) -> None:
             case Acknowledged(key=key, offsets=offsets, next_offset=None):
                 lease = leases[key]
                 bits = bits_of(key.start_offset, offsets)
-                made = ours.acknowledgement(
-                    key, bits, lease.revive_queue, lease.visible_at, kept.message.born_timestamp
-                )
+                made = ours.acknowledgement(lease, bits, kept.message.born_timestamp)
             case other:
                 raise AssertionError(other)
         assert made.body == kept.message.body

@@ -29,6 +29,13 @@ def test_messages_that_are_due_are_delivered_alike(random: Random) -> None:
 
 
 @given(random=SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_messages_are_taken_into_the_index_alike(random: Random) -> None:
+    with TemporaryDirectory() as root:
+        checks.same_intake(random, root)
+
+
+@given(random=SEEDS)
 @settings(max_examples=300, deadline=None)
 def test_chains_are_followed_alike(random: Random) -> None:
     checks.same_chains(random)

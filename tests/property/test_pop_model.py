@@ -116,7 +116,7 @@ class Subject:
 
     def take(self, request: PopRequest) -> set[bytes]:
         receiving = self.running.pop.receiving
-        popped = receiving.take(request, receiving.check(request, "peer"), self.clock.now())
+        (popped,) = receiving.take(request, receiving.check(request, "peer"), self.clock.now())
         receiving.lease([popped])
         assert popped.error is None
         found = set()
@@ -147,7 +147,8 @@ class Subject:
             if handle.is_orderly:
                 acknowledging.acknowledge_in_order(key, [handle.offset], handle.invisible_time)
             else:
-                acknowledging.acknowledge({key: 1 << (handle.offset - handle.start_offset)})
+                lease = self.running.pop.state.leases.get(key)
+                acknowledging.acknowledge({} if lease is None else {lease: 1 << (handle.offset - handle.start_offset)})
 
     def change(self, number: int, millis: int) -> None:
         if self.handles:

@@ -45,10 +45,12 @@ def run(seconds: float, seed: int) -> int:
             pull_checks.same_pull_reply(random)
             pull_checks.refuses_nonsense_about_a_pull(random)
             pop_checks.same_acks(random)
-            pop_checks.same_cut_of_a_pop(random)
+            pop_checks.same_cuts_of_pops(random)
             pop_checks.same_offset_list(random)
-            pop_checks.same_unread_queues(random)
-            pop_checks.same_pop_reply(random)
+            pop_checks.same_taking_of_unread(random)
+            pop_checks.same_revive_records(random)
+            pop_checks.same_pop_replies(random)
+            pop_checks.same_table_of_leases(random)
             pop_checks.refuses_nonsense_about_pops(random)
             pick_checks.same_pick_of_all(random)
             pick_checks.same_pick_by_tags(random)
@@ -77,6 +79,8 @@ def run(seconds: float, seed: int) -> int:
                 replay_checks.same_slaves(random, root)
             with TemporaryDirectory() as root:
                 timer_checks.same_deliveries(random, root)
+            with TemporaryDirectory() as root:
+                timer_checks.same_intake(random, root)
         rounds += 1
     return rounds
 

@@ -15,6 +15,7 @@ from downrange import compiled
 from downrange.clock import ManualClock
 from downrange.model.topics import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from downrange.store.new_messages import NewMessages
+from downrange.store.queue.queue_entry import ENTRY
 from downrange.store.timer import timer_log
 from downrange.store.timer.timer_log import UNIT
 from tests.support import compiled_cases as cases
@@ -51,6 +52,15 @@ def same_deliveries(random: Random, root: str) -> None:
     recalled = random.random() < 0.5
     seen = asyncio.run(_deliver(copies[0], recalled))
     assert asyncio.run(pure_twin(__name__)._deliver(copies[1], recalled)) == seen
+    assert files_of(copies[0]) == files_of(copies[1])
+
+
+def same_intake(random: Random, root: str) -> None:
+    """Take timer messages of every kind into the index, compiled and in Python: all files are the same."""
+    seed = random.getrandbits(64)
+    copies = Path(root, "compiled"), Path(root, "pure")
+    asyncio.run(_fill(Random(seed), copies[0]))
+    asyncio.run(pure_twin(__name__)._fill(Random(seed), copies[1]))
     assert files_of(copies[0]) == files_of(copies[1])
 
 
@@ -134,7 +144,24 @@ def refuses_nonsense_about_timers(random: Random) -> None:
     chain[random.randrange(4)] = random.choice(NONSENSE)
     with contextlib.suppress(TypeError, BufferError):
         steps.follow_chain(*chain)
+    units_to_put: list[Any] = [
+        [(NOW + 5000, NOW, 5, 300, -7, False, "T")] * 3, 0, bytearray(32 * 8), (8, -1), bytearray(520), (0, 0, 508),
+        (1000, 10**6, 5000, 2000, NOW, NOW),
+    ]  # fmt: skip
+    units_to_put[random.randrange(7)] = random.choice(
+        (*NONSENSE, [(1, 2)], (1,) * 6, (9**9,) * 6, (0, 9, 10**6), (9, 9))
+    )
+    with contextlib.suppress(TypeError, BufferError, OverflowError):
+        assert len(steps.put_units(*units_to_put)) == 3
     log, offsets = _records(random)
+    entries = b"".join(
+        ENTRY.pack(at, int.from_bytes(log[at - 1000 : at - 996], "big", signed=True), 0) for at in offsets
+    )
+    backlog: list[Any] = [entries, memoryview(log), 1000, len(log)]
+    if random.random() < 0.4:
+        backlog[random.randrange(4)] = random.choice(NONSENSE)
+    with contextlib.suppress(TypeError, BufferError, OverflowError):
+        assert len(steps.timed_records(tuple(backlog))) <= len(offsets)
     state = _State(0)
     queues = SimpleNamespace(
         by_raw_topic={(b"orders", 0): state}, rows_by_topic=steps.TopicTable(), by_row=random.choice(([state], [None]))

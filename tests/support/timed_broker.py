@@ -83,6 +83,7 @@ class TimedBroker:
         self.timing = Timing(self.config, topics, self.service.count_at)
         if steps is not None:
             steps.around(self.store, "append")
+            steps.around(index, "put_each")
             steps.around(index.log, "append")
             steps.around(index.wheel, "put")
             steps.around(index.log, "sync")

@@ -13,11 +13,17 @@ static PyMethodDef functions[] = {
     {"index_keys", (PyCFunction)(void (*)(void))index_keys, METH_FASTCALL, NULL},
     {"read_records", (PyCFunction)(void (*)(void))read_records, METH_FASTCALL, NULL},
     {"follow_chain", (PyCFunction)(void (*)(void))follow_chain, METH_FASTCALL, NULL},
+    {"timed_records", timed_records, METH_O, NULL},
+    {"put_units", (PyCFunction)(void (*)(void))put_units, METH_FASTCALL, NULL},
     {"add_due", (PyCFunction)(void (*)(void))add_due, METH_FASTCALL, NULL},
     {"encode_pull", (PyCFunction)(void (*)(void))encode_pull, METH_FASTCALL, NULL},
-    {"encode_popped", (PyCFunction)(void (*)(void))encode_popped, METH_FASTCALL, NULL},
-    {"unread_queues", (PyCFunction)(void (*)(void))unread_queues, METH_FASTCALL, NULL},
-    {"cut_pop", cut_pop, METH_O, NULL},
+    {"encode_pops", (PyCFunction)(void (*)(void))encode_pops, METH_FASTCALL, NULL},
+    {"take_unread", (PyCFunction)(void (*)(void))take_unread, METH_FASTCALL, NULL},
+    {"cut_pops", (PyCFunction)(void (*)(void))cut_pops, METH_FASTCALL, NULL},
+    {"add_checkpoints", (PyCFunction)(void (*)(void))add_checkpoints, METH_FASTCALL, NULL},
+    {"add_acknowledgements", (PyCFunction)(void (*)(void))add_acknowledgements, METH_FASTCALL, NULL},
+    {"hold_leases", (PyCFunction)(void (*)(void))hold_leases, METH_FASTCALL, NULL},
+    {"end_leases", (PyCFunction)(void (*)(void))end_leases, METH_FASTCALL, NULL},
     {"read_acks", (PyCFunction)(void (*)(void))read_acks, METH_FASTCALL, NULL},
     {"offset_list", (PyCFunction)(void (*)(void))offset_list, METH_FASTCALL, NULL},
     {"pick_all", (PyCFunction)(void (*)(void))pick_all, METH_FASTCALL, NULL},
@@ -61,10 +67,10 @@ PyMODINIT_FUNC PyInit__steps(void) {
     s_topic = PyUnicode_InternFromString("topic");
     s_topic_field = PyUnicode_InternFromString("topic_field");
     if (!s_is_special || !s_queue_id || !s_row || !s_topic || !s_topic_field) return NULL;
-    if (!make_reply_names() || !make_pop_names()) return NULL;
+    if (!make_reply_names() || !make_pop_names() || !make_lease_names() || !make_table_names()) return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module != NULL
-        && (PyModule_AddIntConstant(module, "VERSION", 5) < 0 || PyModule_AddType(module, &topic_table_type) < 0
+        && (PyModule_AddIntConstant(module, "VERSION", 6) < 0 || PyModule_AddType(module, &topic_table_type) < 0
             || add_sockets(module) < 0 || !add_new_messages(module) || !add_sends(module) || !add_record_layout(module)))
         Py_CLEAR(module);
     return module;

@@ -31,11 +31,17 @@ PyObject *put_entries(PyObject *module, PyObject *const *args, Py_ssize_t count)
 PyObject *index_keys(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_records(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *follow_chain(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *timed_records(PyObject *module, PyObject *backlog);
+PyObject *put_units(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *add_due(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *encode_pull(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *encode_popped(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *unread_queues(PyObject *module, PyObject *const *args, Py_ssize_t count);
-PyObject *cut_pop(PyObject *module, PyObject *header);
+PyObject *encode_pops(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *take_unread(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *cut_pops(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *add_checkpoints(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *add_acknowledgements(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *hold_leases(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *end_leases(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_acks(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *offset_list(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pick_all(PyObject *module, PyObject *const *args, Py_ssize_t count);
@@ -99,6 +105,14 @@ static inline int as_number(PyObject *object, int64_t least, int64_t most, int64
     return 1;
 }
 
+/* An attribute that is such a number; 0 when it is something else, perhaps with an exception. */
+static inline int number_of(PyObject *object, PyObject *name, int64_t least, int64_t most, int64_t *number) {
+    PyObject *value = PyObject_GetAttr(object, name);
+    int is_number = value != NULL && as_number(value, least, most, number);
+    Py_XDECREF(value);
+    return is_number;
+}
+
 static inline int as_int32(PyObject *object, int64_t *number) {
     return as_number(object, INT32_MIN, INT32_MAX, number);
 }
@@ -153,6 +167,17 @@ static inline byte *put_decimal_with_length(byte *at, int64_t value) {
     return end;
 }
 
+/* The numbers from `start` on that bits name, with commas between them. */
+static inline byte *put_offsets(byte *at, int64_t start, int64_t bits) {
+    for (int is_first = 1; bits != 0; bits >>= 1, start++) {
+        if (!(bits & 1)) continue;
+        if (!is_first) *at++ = ',';
+        at = put_decimal(at, start);
+        is_first = 0;
+    }
+    return at;
+}
+
 /* The bytes around the numbers; how many they are, or -1 when they are not so many pieces. */
 static inline Py_ssize_t measure(PyObject *pieces, Py_ssize_t expected) {
     Py_ssize_t size = 0;
@@ -185,9 +210,12 @@ int lies_within(const Backlog *backlog, int64_t offset, int64_t size);
    in the file one behind the other. */
 byte *copy_backlog(byte *to, const Backlog *backlog, int64_t most, int64_t *copied);
 
-/* Names of methods that the client's functions need, and of attributes of what pops found; 0 when memory ran out. */
+/* Names of methods that the client's functions need, and of attributes of what pops found and of leases; 0 when memory
+   ran out. */
 int make_reply_names(void);
 int make_pop_names(void);
+int make_lease_names(void);
+int make_table_names(void);
 
 /* CRC-32 as zlib computes it; make the table before the first. */
 void make_crc_table(void);

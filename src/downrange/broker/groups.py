@@ -137,7 +137,7 @@ class CommittedOffsets(SavedTable):
         return None if offsets is None else offsets.get(queue_id)
 
     def of_queues(self, topic: str, group: str) -> dict[int, int]:
-        """The offsets of a group by queue, to look at only: they change with every commit."""
+        """The offsets of a group by queue; they change with every commit. Whoever changes them calls `moved`."""
         return self._table.get((topic, group), _NO_OFFSETS)
 
     def of(self, topic: str, group: str) -> dict[int, int]:
@@ -155,16 +155,17 @@ class CommittedOffsets(SavedTable):
         offsets = self._table.get((topic, source))
         if offsets is not None:
             self._table[topic, target] = dict(offsets)
-            self._note((topic, target))
+            self.moved(topic, target)
 
     def remove_group(self, group: str) -> None:
         for key in [key for key in self._table if key[1] == group]:
             del self._table[key]
-            self._note(key)
+            self.moved(*key)
 
-    def _note(self, key: tuple[str, str]) -> None:
+    def moved(self, topic: str, group: str) -> None:
+        """Offsets of a group have changed: they are to be saved."""
         if self.changed is not None:
-            self.changed.add(key)
+            self.changed.add((topic, group))
         self.mark_unsaved()
 
     def take_changed(self) -> ConsumerOffsets:

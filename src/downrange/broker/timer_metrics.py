@@ -43,10 +43,10 @@ class TimerMetrics(SavedTable):
     def waiting_by_topic(self) -> dict[str, int]:
         return {topic: max(0, count) for topic, count in self._waiting.items()}
 
-    def enqueued(self, topic: str) -> None:
-        """A message was put on the wheel."""
-        self.enqueue_total[topic] += 1
-        self._waiting[topic] += 1
+    def enqueued(self, topic: str, count: int = 1) -> None:
+        """Messages were put on the wheel."""
+        self.enqueue_total[topic] += count
+        self._waiting[topic] += count
 
     def dequeued(self, topic: str, count: int = 1) -> None:
         """Messages were delivered, or stored in the timer topic again."""

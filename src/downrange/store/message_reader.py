@@ -20,7 +20,7 @@ from downrange.store.queue.consume_queue_ext import ConsumeQueueExt, ExtUnit, Un
 from downrange.store.queue.property_filter import PropertyFilter
 from downrange.store.queue.queues import ConsumeQueues, QueueState
 from downrange.store.queue.tag_codes import TagCodes
-from downrange.store.queue.unread import Unread, unread_queues
+from downrange.store.queue.unread import Unread, take_unread
 from downrange.store.read_result import GetMessageStatus, QueryResult, ReadResult
 
 _FIRST: Final = QueueOffset(0)
@@ -130,23 +130,22 @@ class MessageReader:
             status, position = GetMessageStatus.OFFSET_OVERFLOW_BADLY, self._corrected(max_offset, offset)
         return ReadResult(status, position, min_offset, max_offset)
 
-    def read_unread(
-        self, topic: str, first: int, queues: int, offsets: dict[int, int], most: int
-    ) -> tuple[list[Unread], Segment] | None:
-        """The queues of a topic in which these offsets are not the end, with up to `most` entries (`unread_queues`).
+    def take_unread(
+        self, topic: str, queues: int, offsets: dict[int, int], turns: tuple[int, int], most: int
+    ) -> tuple[list[Unread], Segment | None]:
+        """Take messages that a group has not read, for several readers: see the step of this name in `queue/unread.py`.
 
-        Beside them the file of the log that the records of these entries lie in: the last one. None when a queue has to
-        be looked for, or an offset is missing.
+        Beside what was taken the file of the log that all of their records lie in: the last one.
         """
         self._check_open()
         log_file, tails, config = self._segments.last, self.queues.tails, self.config
         if log_file is None or not tails.rows:
-            return None
+            return [], None
         end = log_file.start + log_file.readable
         most = min(most, config.max_transfer_count_on_message_in_memory)
         readable = max(log_file.start, end - self.memory_limit), end, config.max_transfer_bytes_on_message_in_memory
-        found = unread_queues(self._states, tails.rows, tails.memory, topic, first, queues, offsets, most, readable)
-        return None if found is None else (found, log_file)
+        found = take_unread(self._states, tails.rows, tails.memory, topic, queues, offsets, turns, most, readable)
+        return found, log_file
 
     def _limits(self, max_messages: int, bulk_bytes: int, is_cold: bool) -> tuple[int, int]:
         """The most messages and bytes of one reply; cold messages are no longer in memory."""
@@ -326,6 +325,16 @@ class MessageReader:
                 if unit is not None:
                     found[number] = QueueEntry(physical_offset, size, unit.tags_code)
         return found
+
+    def backlog(self, topic: str, queue_id: int, offset: int, max_entries: int) -> Backlog | None:
+        """Some entries of a queue from `offset` on, and the file of the log that the first record lies in.
+
+        None when there is no entry, or the file is gone.
+        """
+        state = self._states.get((topic, queue_id))
+        raw = state.queue.read(QueueOffset(offset), max_entries) if state is not None else b""
+        segment = self._segments.find(ENTRY.unpack_from(raw)[0]) if raw else None
+        return None if segment is None else (raw, segment.view, segment.start, segment.readable)
 
     def is_beyond_memory(self, topic: str, queue_id: int, queue_offset: int) -> bool:
         """Does this message lie so far back in the log that memory is unlikely to hold it? No when it is not there."""

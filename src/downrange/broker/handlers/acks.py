@@ -10,7 +10,7 @@ from operator import attrgetter
 from time import perf_counter
 from typing import Final, NamedTuple
 
-from downrange.broker.pop.leases import LeaseKey, bits_of
+from downrange.broker.pop.leases import Lease, LeaseKey, bits_of
 from downrange.broker.pop.pop import Pop
 from downrange.compiled import steps
 from downrange.model.topics import pop_retry_topic
@@ -56,12 +56,14 @@ class _Run:
     __slots__ = ("acks", "answers")
 
     def __init__(self) -> None:
-        self.acks: dict[LeaseKey, int] = {}
+        self.acks: dict[Lease, int] = {}
         """The bits of each lease."""
         self.answers: list[_Answered] = []
 
-    def add(self, key: LeaseKey, bits: int) -> None:
-        self.acks[key] = self.acks.get(key, 0) | bits
+    def add(self, lease: Lease | None, bits: int) -> None:
+        """Acknowledge messages of a lease; None: it is over."""
+        if lease is not None:
+            self.acks[lease] = self.acks.get(lease, 0) | bits
 
     @property
     def origins(self) -> list[Connection]:
@@ -102,8 +104,7 @@ class Acks:
             at = reached
         end_offset = 0
         try:
-            if run.acks:
-                end_offset = self._acknowledging.acknowledge(run.acks)
+            end_offset = self._acknowledging.acknowledge(run.acks)
         except Exception as error:
             _refuse(run, error)
         millis = (perf_counter() - began) * 1000 / (stop - first)
@@ -118,19 +119,18 @@ class Acks:
         """Take acknowledgements that `read_acks` has read; False when they have to be looked at one by one."""
         if any(map(_is_full, origins)):
             return False
-        topics, leases = self._state.tables.topics, self._state.leases
-        acks: list[tuple[LeaseKey, int]] = []
+        topics, find = self._state.tables.topics, self._state.leases.get
+        acks: list[tuple[Lease | None, int]] = []
         for topic, group, queue_id, start, pop_time, _, revive_queue, bits in groups:
             known = topics.get(topic)
             if known is None or not 0 <= queue_id < known.read_queue_nums or revive_queue == ORDERLY_REVIVE_QUEUE:
                 return False
-            key = LeaseKey(topic, group, queue_id, start, pop_time)
-            lease = leases.get(key)
+            lease = find((topic, group, queue_id, start, pop_time))
             if (lease is None or bits & ~lease.held) and not self._are_stored(topic, queue_id, start, bits):
                 return False
-            acks.append((key, bits))
-        for key, bits in acks:
-            run.acks[key] = run.acks.get(key, 0) | bits
+            acks.append((lease, bits))
+        for lease, bits in acks:
+            run.add(lease, bits)
         return True
 
     def _are_stored(self, topic: str, queue_id: int, start: int, bits: int) -> bool:
@@ -180,7 +180,7 @@ class Acks:
         if handle.is_orderly:
             self._acknowledging.acknowledge_in_order(key, (offset,), handle.invisible_time)
         else:
-            run.add(key, bits_of(handle.start_offset, (offset,)))
+            run.add(self._state.leases.get(key), bits_of(handle.start_offset, (offset,)))
 
     def _read_batch(self, run: _Run, command: Command) -> None:
         acks = decode_body(BatchAckMessageBody, command.body_bytes).acks if command.body_bytes else ()
@@ -199,7 +199,7 @@ class Acks:
                 offsets = offsets_of(ack.start_offset, bits)
                 self._acknowledging.acknowledge_in_order(key, offsets, ack.invisible_time)
             else:
-                run.add(key, bits)
+                run.add(self._state.leases.get(key), bits)
 
     # --- answering ----------------------------------------------------------------------------------------------
 

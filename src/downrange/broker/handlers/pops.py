@@ -7,18 +7,17 @@ from time import perf_counter
 from typing import Final
 
 from downrange.broker.pop.pop import Pop
-from downrange.broker.pop.pop_reply import encode_found, pop_response
+from downrange.broker.pop.pop_reply import encode_found, encode_pops, pop_response
 from downrange.broker.pop.popped import Popped, PopRequest, pop_filter
 from downrange.broker.pop.waiting import Waiter, wait_seconds
 from downrange.compiled import steps
-from downrange.model.topics import TopicConfig
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.pop import (
     PopMessageRequest,
     PopMessageResponse,
 )
-from downrange.protocol.bodies.pop_frames import cut_pop, read_pop
-from downrange.protocol.codes import RequestCode, ResponseCode, SerializeType
+from downrange.protocol.bodies.pop_frames import FOUND_PIECES, cut_pops, read_pop
+from downrange.protocol.codes import RequestCode, ResponseCode
 from downrange.protocol.command import ONEWAY_FLAG, RESPONSE_FLAG, Buffer, Command
 from downrange.protocol.errors import (
     BrokerError,
@@ -34,7 +33,6 @@ from downrange.transport.serving import encode_reply, error_reply, send_replies
 
 _POP: Final = int(RequestCode.POP_MESSAGE)
 _IS_COMPILED: Final = steps is not None
-_JSON: Final = int(SerializeType.JSON)
 _OK: Final = int(ResponseCode.SUCCESS)
 _NOTHING: Final = int(ResponseCode.POLLING_TIMEOUT)
 _FULL: Final = int(ResponseCode.POLLING_FULL)
@@ -44,23 +42,24 @@ _NO_REPLY: Final = -1 << 31  # an opaque that no client takes
 _REMARKS: Final = {_OK: "FOUND", _NOTHING: "NO_MESSAGE_IN_QUEUE", _FULL: "POLLING_FULL"}
 
 
-class _Asked:
-    """A pop that was asked for."""
+_Asked = tuple[Connection, int, int]
+"""Who asked for a pop, its opaque (_NO_REPLY if the peer wants none), and when the client sent it (0: it does not say
+so)."""
 
-    __slots__ = ("began", "born", "is_usual", "opaque", "origin", "request")
 
-    def __init__(
-        self, request: PopRequest, born: int, opaque: int, origin: Connection, began: float, *, is_usual: bool
-    ) -> None:
-        self.request = request
-        self.born = born
-        """When the client sent it; 0 if it does not say so."""
-        self.opaque = opaque
-        """_NO_REPLY if the peer wants none."""
-        self.origin = origin
-        self.began = began
-        self.is_usual = is_usual
-        """Whether `cut_pop` has read its header."""
+class _Run:
+    """Pops that are leased together, and what is answered then."""
+
+    __slots__ = ("asked", "began", "now", "others", "pops")
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+        self.began = perf_counter()
+        self.asked: list[_Asked] = []
+        self.pops: list[Popped] = []
+        """What each of them found."""
+        self.others: list[tuple[Connection, int, list[Buffer]]] = []
+        """Answers to pops that are not carried out."""
 
 
 class Pops:
@@ -78,84 +77,113 @@ class Pops:
 
     def take(self, frames: list[Frame], origins: list[Connection], at: int, stop: int) -> None:
         """Answer the pops in `frames[at:stop]`, of which `frames[n]` came over `origins[n]`; all were admitted."""
-        began = perf_counter()
-        read = accelerated = 0
-        found: list[tuple[_Asked, Popped]] = []
-        others: list[tuple[Connection, int, list[Buffer]]] = []
-        now = self._state.clock.now()
-        checked: PopRequest | None = None  # the consumers of a group ask for the same: what holds for one holds for all
-        for number in range(at, stop):
-            frame, origin = frames[number], origins[number]
-            if origin.is_full:
-                origin.defer(frame)
+        first = at
+        run = _Run(self._state.clock.now())
+        while at < stop:
+            reached, text, opaques, borns = cut_pops(frames, at, stop)
+            request = _usual(text) if reached > at else None
+            asked = list(zip(origins[at:reached], opaques, borns, strict=True))
+            if request is not None and self._take_usual(run, request, asked):
+                if _IS_COMPILED:
+                    self.accelerated += reached - at
+                else:
+                    self.not_accelerated += reached - at
+                at = reached
                 continue
-            try:
-                read += 1
-                asked = _read(frame, origin, began)
-                if asked is None:
-                    continue
-                accelerated += asked.is_usual
-                if asked.born and now - asked.born - asked.request.poll_millis > _TOO_LATE_MILLIS:
-                    raise self._too_late()
-                if asked.request is not checked:
-                    topic = self._receiving.check(asked.request, origin.peer)
-                    checked = asked.request
-                popped = self._take_one(asked, topic, now)
-            except RemoteProtocolError as error:
-                origin.break_off(error)
-            except Exception as error:
-                others.append((origin, *_refusal(frame, error)))
-            else:
-                if popped is not None:
-                    found.append((asked, popped))
-        accelerated *= _IS_COMPILED
-        self.accelerated += accelerated
-        self.not_accelerated += read - accelerated
-        if found:
-            self._receiving.lease([popped for _, popped in found])
-        self._answer(found, others, (perf_counter() - began) * 1000 / (stop - at))
+            reached = max(reached, at + 1)
+            for number in range(at, reached):
+                self._take_one(run, frames[number], origins[number])
+            at = reached
+        if run.pops:
+            self._receiving.lease(run.pops)
+        self._answer(run, (perf_counter() - run.began) * 1000 / (stop - first))
+
+    def _take_usual(self, run: _Run, request: PopRequest, asked: list[_Asked]) -> bool:
+        """Carry out pops that ask for the same; False, and nothing is done, if they must be looked at one by one."""
+        oldest = run.now - request.poll_millis - _TOO_LATE_MILLIS
+        for origin, _, born in asked:
+            if origin.is_full or 0 < born < oldest:
+                return False
+        if request.is_orderly and len(asked) > 1:
+            return False  # each blocks queues for the next one
+        try:
+            topic = self._receiving.check(request, asked[0][0].peer)
+            pops = self._receiving.take(request, topic, run.now, len(asked))
+        except Exception:
+            return False
+        self._add(run, asked, pops)
+        return True
+
+    def _take_one(self, run: _Run, frame: Frame, origin: Connection) -> None:
+        """Carry out a pop that is not usual."""
+        if origin.is_full:
+            origin.defer(frame)
+            return
+        self.not_accelerated += 1
+        try:
+            command = decode_frame(frame)
+            if command.flag & RESPONSE_FLAG:
+                return
+            header = command.header(PopMessageRequest)
+            request, born = _request(header), header.born_time
+            if born and run.now - born - request.poll_millis > _TOO_LATE_MILLIS:
+                raise self._too_late()
+            topic = self._receiving.check(request, origin.peer)
+            opaque = _NO_REPLY if command.flag & ONEWAY_FLAG else command.opaque
+            self._add(run, [(origin, opaque, born)], self._receiving.take(request, topic, run.now))
+        except RemoteProtocolError as error:
+            origin.break_off(error)
+        except Exception as error:
+            run.others.append((origin, *_refused(decode_frame(frame), error)))
+
+    def _add(self, run: _Run, asked: list[_Asked], pops: list[Popped]) -> None:
+        """Take pops into a run; those that found nothing wait, if they may."""
+        for one, popped in zip(asked, pops, strict=True):
+            if popped.queues or not self._waits(run, one, popped):
+                run.asked.append(one)
+                run.pops.append(popped)
 
     def _too_late(self) -> BrokerError:
         address = self._state.config.broker.broker_ip1
         return BrokerError(f"the broker[{address}] pop message is timeout too much", ResponseCode.POLLING_TIMEOUT)
 
-    def _take_one(self, asked: _Asked, topic: TopicConfig, now: int) -> Popped | None:
-        """What a pop has found; None when the pop waits."""
-        request, state = asked.request, self._state
-        popped = self._receiving.take(request, topic, now)
-        if popped.queues:
-            return popped
-        seconds = wait_seconds(now, asked.born, request.poll_millis)
+    def _waits(self, run: _Run, asked: _Asked, popped: Popped) -> bool:
+        """Whether a pop that found nothing waits; also if it is refused because too many do."""
+        request, state = popped.request, self._state
+        origin, opaque, born = asked
+        seconds = wait_seconds(run.now, born, request.poll_millis)
         if seconds <= 0:
-            return popped
+            return False
         waiting = state.waiting
         if waiting.is_full(request.topic, request.group, request.queue_id):
             popped.is_refused = True
-            return popped
-        if asked.origin.is_overloaded:
-            raise SystemBusy("[OVERLOAD]system busy, start flow control for a while")
-        asked.origin.begin_answering(1)
+            return False
+        if origin.is_overloaded:
+            error = SystemBusy("[OVERLOAD]system busy, start flow control for a while")
+            run.others.append((origin, *_refused(Command(_POP, opaque), error)))
+            return True
+        origin.begin_answering(1)
         waiter = Waiter(
             request.topic,
             request.group,
             request.queue_id,
             partial(self._take_again, request),
             partial(self._receiving.nothing, request),
-            partial(self._answer_waiting, asked),
+            partial(self._answer_waiting, asked, run.began),
             (request.filter, request.attempt_id if request.is_orderly else None),
-            asked.origin,
+            origin,
         )
         waiting.add(waiter, seconds)
         if popped.rest and not request.is_orderly:  # a filter that has not seen all messages yet
             waiting.wake(request.topic, request.group)
-        return None
+        return True
 
     def _take_again(self, request: PopRequest) -> Popped | None:
         self._state.refuse_on_slave()  # the broker may have been a master when the pop began to wait
         topic = self._state.tables.topics.get(request.topic)
         if topic is None:
             return None
-        popped = self._receiving.take(request, topic, self._state.clock.now())
+        (popped,) = self._receiving.take(request, topic, self._state.clock.now())
         if popped.queues:
             return popped
         if popped.rest and not request.is_orderly:
@@ -164,15 +192,30 @@ class Pops:
 
     # --- answering ----------------------------------------------------------------------------------------------
 
-    def _answer(
-        self, found: list[tuple[_Asked, Popped]], others: list[tuple[Connection, int, list[Buffer]]], millis: float
-    ) -> None:
-        for asked, popped in found:
+    def _answer(self, run: _Run, millis: float) -> None:
+        frames = None
+        if run.pops and not run.others and not self._writer.makes_wait:
+            opaques = [
+                opaque
+                for (_, opaque, _), popped in zip(run.asked, run.pops, strict=True)
+                if popped.queues and popped.error is None and opaque != _NO_REPLY and not popped.request.is_orderly
+            ]
+            frames = encode_pops(FOUND_PIECES, run.pops, opaques) if len(opaques) == len(run.pops) else None
+        if frames is None:
+            self._answer_each(run, millis)
+        else:
+            self._statistics.rpc(_POP, _OK, millis, len(run.pops))
+            send_replies([origin for origin, _, _ in run.asked], frames)
+
+    def _answer_each(self, run: _Run, millis: float) -> None:
+        """Answer pops of any kind."""
+        others = run.others
+        for asked, popped in zip(run.asked, run.pops, strict=True):
             if popped.end_offset and self._writer.makes_wait:
-                asked.origin.begin_answering(1)
-                self._writer.tell_when_safe(popped.end_offset, partial(self._answer_safe, asked, popped))
+                asked[0].begin_answering(1)
+                self._writer.tell_when_safe(popped.end_offset, partial(self._answer_safe, asked, run.began, popped))
             else:
-                others.append((asked.origin, *_reply(asked, popped)))
+                others.append((asked[0], *_reply(asked, popped)))
         codes: dict[int, int] = {}
         frames: list[bytes] = []
         origins: list[Connection] = []
@@ -188,51 +231,35 @@ class Pops:
             self._statistics.rpc(_POP, code, millis, count)
         send_replies(origins, frames[0] if len(frames) == 1 else b"".join(frames))
 
-    def _answer_waiting(self, asked: _Asked, result: Popped | Exception | None) -> None:
+    def _answer_waiting(self, asked: _Asked, began: float, result: Popped | Exception | None) -> None:
         """Answer a pop that has waited; not if its connection is gone."""
         if result is None:
-            asked.origin.end_answering(1)
+            asked[0].end_answering(1)
         elif isinstance(result, Exception):
-            self._answer_later(asked, *_error(asked, result))
+            self._answer_later(asked, began, *_error(asked, result))
         elif result.end_offset and self._writer.makes_wait:
-            self._writer.tell_when_safe(result.end_offset, partial(self._answer_safe, asked, result))
+            self._writer.tell_when_safe(result.end_offset, partial(self._answer_safe, asked, began, result))
         else:
-            self._answer_later(asked, *_reply(asked, result))
+            self._answer_later(asked, began, *_reply(asked, result))
 
-    def _answer_safe(self, asked: _Asked, popped: Popped, status: PutMessageStatus) -> None:
+    def _answer_safe(self, asked: _Asked, began: float, popped: Popped, status: PutMessageStatus) -> None:
         if status.is_safe_here:  # a consumer must go on without slaves: a lease that they lack ends with the master
-            self._answer_later(asked, *_reply(asked, popped))
+            answer = _reply(asked, popped)
         else:
-            self._answer_later(asked, *_error(asked, ServiceNotAvailable(f"not safe yet: {status.value}")))
+            answer = _error(asked, ServiceNotAvailable(f"not safe yet: {status.value}"))
+        self._answer_later(asked, began, *answer)
 
-    def _answer_later(self, asked: _Asked, code: int, parts: list[Buffer]) -> None:
-        self._statistics.rpc(_POP, code, (perf_counter() - asked.began) * 1000)
-        asked.origin.end_answering(1, *parts)
+    def _answer_later(self, asked: _Asked, began: float, code: int, parts: list[Buffer]) -> None:
+        self._statistics.rpc(_POP, code, (perf_counter() - began) * 1000)
+        asked[0].end_answering(1, *parts)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _read(frame: Frame, origin: Connection, began: float) -> _Asked | None:
-    """The pop in a frame; None for a reply, which nobody has asked for. Raises what `error_reply` is for."""
-    kind, header, _ = frame
-    cut = cut_pop(header) if kind == _JSON else None
-    if cut is not None:
-        text, opaque, born = cut
-        usual = _usual(text)
-        if usual is not None:
-            return _Asked(usual, born, opaque, origin, began, is_usual=True)
-    command = decode_frame(frame)
-    if command.flag & RESPONSE_FLAG:
-        return None
-    asked = command.header(PopMessageRequest)
-    opaque = _NO_REPLY if command.flag & ONEWAY_FLAG else command.opaque
-    return _Asked(_request(asked), asked.born_time, opaque, origin, began, is_usual=False)
-
-
 @lru_cache(maxsize=4096)
 def _usual(text: bytes) -> PopRequest | None:
-    """The request in a header that `cut_pop` has cut; None when only the whole command tells what to answer."""
+    """The request in headers that `cut_pops` has cut; None when only the whole command tells what to answer."""
     header = read_pop(text)
     try:
         return None if header is None else _request(header)
@@ -263,30 +290,29 @@ _Answer = tuple[int, list[Buffer]]
 
 def _reply(asked: _Asked, popped: Popped) -> _Answer:
     """The reply to a pop that was carried out."""
+    _, opaque, _ = asked
     if popped.error is not None:
         return _error(asked, popped.error)
-    if asked.opaque == _NO_REPLY:
+    if opaque == _NO_REPLY:
         return _OK, []
     if popped.queues and not popped.request.is_orderly:
-        return _OK, encode_found(popped, asked.opaque)
+        return _OK, encode_found(popped, opaque)
     code = _OK if popped.queues else _FULL if popped.is_refused else _NOTHING
     fields = encode_fields(pop_response(popped))
-    return code, encode_reply(
-        Command(code, asked.opaque, RESPONSE_FLAG, fields, popped.records(), remark=_REMARKS[code])
-    )
+    return code, encode_reply(Command(code, opaque, RESPONSE_FLAG, fields, popped.records(), remark=_REMARKS[code]))
 
 
 def _error(asked: _Asked, error: Exception) -> _Answer:
     """The reply to a pop that has failed after its request was read."""
-    reply = error_reply(Command(_POP, asked.opaque), error)
-    return reply.code, [] if asked.opaque == _NO_REPLY else encode_reply(reply)
+    _, opaque, _ = asked
+    reply = error_reply(Command(_POP, opaque), error)
+    return reply.code, [] if opaque == _NO_REPLY else encode_reply(reply)
 
 
-def _refusal(frame: Frame, error: Exception) -> _Answer:
+def _refused(command: Command, error: Exception) -> _Answer:
     """The reply to a pop that is not carried out."""
-    command = decode_frame(frame)
     if isinstance(error, BrokerError):
         reply = command.reply(error.code, error.remark, ext_fields=_REFUSED)
     else:
         reply = error_reply(command, error)
-    return reply.code, [] if command.is_oneway else encode_reply(reply)
+    return reply.code, [] if command.is_oneway or command.opaque == _NO_REPLY else encode_reply(reply)

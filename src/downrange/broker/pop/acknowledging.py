@@ -19,31 +19,21 @@ class Acknowledging:
     def __init__(self, state: PopState) -> None:
         self._state = state
 
-    def acknowledge(self, acks: Mapping[LeaseKey, int]) -> int:
-        """End leases of messages: for each lease a bit set, as that of `Lease.held`. Leases that are over stay so.
+    def acknowledge(self, acks: Mapping[Lease, int]) -> int:
+        """End leases of messages: for each lease a bit set, as that of `Lease.held`. What is not held has no effect.
 
         Returns the offset up to which the log has to be safe; 0 when nothing was written.
         """
         state = self._state
         state.refuse_on_slave()
-        now = state.clock.now()
-        messages: list[NewMessage] = []
-        ended: list[tuple[Lease, int]] = []
-        find, record = state.leases.get, state.records.acknowledgement
-        for key, bits in acks.items():
-            lease = find(key)
-            if lease is not None and (open_bits := lease.held & bits):
-                messages.append(record(key, open_bits, lease.revive_queue, lease.visible_at, now))
-                ended.append((lease, open_bits))
-        if not messages:
+        ended = [(lease, held) for lease, bits in acks.items() if (held := lease.held & bits)]
+        if not ended:
             return 0
-        batch = state.append(messages)
+        batch = state.append_acknowledgements(ended)
         stored = batch.stored
-        state.acknowledgements += stored
-        for lease, bits in ended[:stored]:
-            state.leases.acknowledge(lease, bits)
+        state.leases.end(ended[:stored])
         state.offsets.mark_unsaved()
-        if stored < len(messages):
+        if stored < len(ended):
             raise ServiceNotAvailable("not all acknowledgements could be stored: send them again")
         return batch.end_offset
 

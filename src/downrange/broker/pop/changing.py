@@ -36,13 +36,13 @@ class Changing:
             return changed, 0
         again = Lease(key, 1, invisible_millis, lease.revive_queue)
         checkpoint = state.records.checkpoint(again, now)
-        over = state.records.acknowledgement(old, bit, lease.revive_queue, lease.visible_at, now)
+        over = state.records.acknowledgement(lease, bit, now)
         batch = state.append_together((checkpoint, over))
         again.revive_offset = batch.places[0][2]
         state.checkpoints += 1
         state.acknowledgements += 1
-        state.leases.acknowledge(lease, bit)
-        state.add(again)
+        state.leases.end([(lease, bit)])
+        state.hold([again])
         state.offsets.mark_unsaved()
         return changed, batch.end_offset
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import Final, NamedTuple
 
+from downrange.compiled import accelerated
 from downrange.protocol.bodies.pop import offsets_of
 
 MOST_SPAN: Final = 1 << 13
@@ -70,6 +70,44 @@ class Lease:
         return bits_of(self.key.start_offset, (offset,)) & self.held
 
 
+Table = dict[tuple[str, str, int, int, int], Lease]
+"""Leases by their keys."""
+InFlight = dict[tuple[str, str, int], int]
+"""How many messages are held, by topic, group and queue."""
+Due = list[tuple[int, int, Lease]]
+"""A heap of leases: when they end, a number that no other has, and the lease."""
+
+
+@accelerated
+def hold_leases(table: Table, in_flight: InFlight, due: Due, number: int, leases: list[Lease]) -> int:
+    """Enter leases, whose keys nobody has; they are numbered from `number` on. Return the next number."""
+    for lease in leases:
+        table[lease.key] = lease
+        queue = lease.key[:3]
+        in_flight[queue] = in_flight.get(queue, 0) + lease.held.bit_count()
+        heappush(due, (lease.visible_at, number, lease))
+        number += 1
+    return number
+
+
+@accelerated
+def end_leases(table: Table, in_flight: InFlight, ended: list[tuple[Lease, int]]) -> int:
+    """Messages, named by bits, are not held any more. Return how many leases left the table: they hold nothing."""
+    over = 0
+    for lease, bits in ended:
+        taken = lease.held & bits
+        lease.held -= taken
+        if taken and table.get(lease.key) is lease:
+            queue = lease.key[:3]
+            in_flight[queue] -= taken.bit_count()
+            if not in_flight[queue]:
+                del in_flight[queue]
+            if not lease.held:
+                del table[lease.key]
+                over += 1
+    return over
+
+
 class Leases:
     """All leases of a broker.
 
@@ -77,10 +115,10 @@ class Leases:
     """
 
     def __init__(self) -> None:
-        self._table: dict[tuple[str, str, int, int, int], Lease] = {}
-        self._due: list[tuple[int, int, Lease]] = []
-        self._number = count()
-        self._in_flight: dict[tuple[str, str, int], int] = {}
+        self._table: Table = {}
+        self._due: Due = []
+        self._number = 0
+        self._in_flight: InFlight = {}
         self.ended = 0
         """Leases that are over since the start: all their messages were acknowledged, or came again."""
 
@@ -105,7 +143,7 @@ class Leases:
         """Whether no lease has one of these keys."""
         return self._table.keys().isdisjoint(keys)
 
-    def get(self, key: LeaseKey) -> Lease | None:
+    def get(self, key: tuple[str, str, int, int, int]) -> Lease | None:
         return self._table.get(key)
 
     @property
@@ -117,29 +155,23 @@ class Leases:
         """How many messages of a queue the consumers of a group hold."""
         return self._in_flight.get((topic, group, queue_id), 0)
 
-    def add(self, lease: Lease) -> None:
-        """Add a lease; one with this key, whose record was written again, is replaced."""
-        known = self._table.get(lease.key)
-        if known is not None:
-            self.acknowledge(known, known.held)
-        if lease.held:
-            self._table[lease.key] = lease
-            queue = lease.key[:3]
-            self._in_flight[queue] = self._in_flight.get(queue, 0) + lease.held.bit_count()
-            heappush(self._due, (lease.visible_at, next(self._number), lease))
+    def add(self, leases: list[Lease]) -> None:
+        """Add leases, which hold messages; one with the key of another, whose record was written again, replaces it."""
+        table = self._table
+        known = [(table[lease.key], -1) for lease in leases if lease.key in table]
+        if known:
+            self.end(known)
+        self._number = hold_leases(table, self._in_flight, self._due, self._number, leases)
 
-    def acknowledge(self, lease: Lease, bits: int) -> None:
+    def end(self, ended: list[tuple[Lease, int]]) -> None:
         """End the leases of messages; bits as those of `Lease.held`, of which others have no effect."""
-        ended = lease.held & bits
-        if ended:
-            lease.held -= ended
-            if self._table.get(lease.key) is lease:
-                queue = lease.key[:3]
-                self._in_flight[queue] -= ended.bit_count()
-                if not self._in_flight[queue]:
-                    del self._in_flight[queue]
-                if not lease.held:
-                    self._forget(lease)
+        over = end_leases(self._table, self._in_flight, ended)
+        if over:
+            self.ended += over
+            # Entries of leases that are over stay in the heap until their time; with long times they would fill it.
+            if len(self._due) > 1000 and len(self._due) > 4 * len(self._table):
+                self._due = [entry for entry in self._due if self._table.get(entry[2].key) is entry[2]]
+                heapify(self._due)
 
     def due(self, now: int, most: int) -> list[Lease]:
         """Leases whose time is over, oldest first. They stay until they are ended; `postpone` brings them again."""
@@ -152,7 +184,8 @@ class Leases:
 
     def postpone(self, lease: Lease, until: int) -> None:
         """Let `due` name a lease again, because it could not be ended now."""
-        heappush(self._due, (until, next(self._number), lease))
+        heappush(self._due, (until, self._number, lease))
+        self._number += 1
 
     @property
     def next_due(self) -> int | None:
@@ -169,11 +202,3 @@ class Leases:
             if offset < oldest.get(queue_id, offset + 1):
                 oldest[queue_id] = offset
         return oldest
-
-    def _forget(self, lease: Lease) -> None:
-        del self._table[lease.key]
-        self.ended += 1
-        # Entries of leases that are over stay in the heap until their time; with long times they would fill it.
-        if len(self._due) > 1000 and len(self._due) > 4 * len(self._table):
-            self._due = [entry for entry in self._due if self._table.get(entry[2].key) is entry[2]]
-            heapify(self._due)

@@ -8,15 +8,11 @@ from downrange.protocol.bodies.pop import PopMessageResponse, offset_list, order
 from downrange.protocol.bodies.pop_frames import FOUND_PIECES, found_head
 from downrange.protocol.command import Buffer
 
-Numbers = tuple[int, int, int, int]
-"""Pop time, invisible time, revive queue, and how many messages are left."""
-
 
 @accelerated
-def encode_popped(
-    pieces: tuple[bytes, ...], numbers: Numbers, opaque: int, queues: list[PoppedQueue], byte_count: int
-) -> bytes | None:
-    """The reply in one buffer, with a copy of records that have so many bytes; None when they are not to be copied.
+def encode_pops(pieces: tuple[bytes, ...], pops: list[Popped], opaques: list[int]) -> bytes | None:
+    """The replies to pops that have found messages, in one buffer with copies of their records; None when these are not
+    to be copied.
 
     `pieces` are `FOUND_PIECES`. Python does not copy records here: `encode_found` decides.
     """
@@ -25,15 +21,12 @@ def encode_popped(
 
 def encode_found(popped: Popped, opaque: int) -> list[Buffer]:
     """The reply to a pop without order as buffers."""
-    queues, size = popped.queues, 0
-    for queue in queues:
-        size += queue.byte_count
-    numbers = popped.pop_time, popped.request.invisible_millis, popped.revive_queue, popped.rest
-    frame = encode_popped(FOUND_PIECES, numbers, opaque, queues, size)
+    frame = encode_pops(FOUND_PIECES, [popped], [opaque])
     if frame is not None:
         return [frame]
-    records = popped.records()
+    records, queues = popped.records(), popped.queues
     starts, offsets = offset_infos(queues)
+    numbers = popped.pop_time, popped.request.invisible_millis, popped.revive_queue, popped.rest
     return [found_head(numbers, starts, offsets, opaque, sum(map(len, records))), *records]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -52,21 +52,35 @@ class PopRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_orderly: bool = False
     attempt_id: str | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether any message of any queue will do."""
+        wanted = self.filter
+        return (
+            self.queue_id == ANY_QUEUE
+            and not self.is_orderly
+            and wanted.matches_entry is None
+            and wanted.matches_record is None
+        )
 
-@dataclass(slots=True)
+
 class PoppedQueue:
     """Messages of one queue of `topic`: bit n of `bits` for the offset `start_offset + n`, and their records."""
 
-    topic: str
-    retry_flag: int
-    queue_id: int
-    start_offset: int
-    next_offset: int
-    bits: int
-    records: Records
-    byte_count: int
-    counts: list[int] | None = None
-    """How often each message was delivered before; of ordered pops only."""
+    __slots__ = ("bits", "byte_count", "counts", "queue_id", "records", "retry_flag", "start_offset", "topic")
+
+    def __init__(
+        self, topic: str, retry_flag: int, place: tuple[int, int], bits: int, records: Records, byte_count: int
+    ) -> None:
+        """`place` is the queue id, and the offset where reading began."""
+        self.topic = topic
+        self.retry_flag = retry_flag
+        self.queue_id, self.start_offset = place
+        self.bits = bits
+        self.records = records
+        self.byte_count = byte_count
+        self.counts: list[int] | None = None
+        """How often each message was delivered before; of ordered pops only."""
 
     @property
     def offsets(self) -> list[int]:
@@ -86,35 +100,26 @@ def messages_of(queue: PoppedQueue) -> Iterator[StoredMessage]:
 class Popped:
     """The answer to a pop: what was found in which queues."""
 
-    __slots__ = (
-        "broker_name",
-        "end_offset",
-        "error",
-        "is_refused",
-        "pop_time",
-        "queues",
-        "request",
-        "rest",
-        "revive_queue",
-        "room",
-    )
+    end_offset = 0
+    """The log up to here must be safe before the messages are given away; 0 when nothing was written."""
+    is_refused = False
+    """Whether too many pops wait for this one to wait, too."""
+    error: BrokerError | None = None
+    """Why the messages cannot be given away."""
 
     def __init__(self, request: PopRequest, pop_time: int, revive_queue: int, broker_name: str) -> None:
         self.request = request
         self.pop_time = pop_time
         self.revive_queue = revive_queue
         self.broker_name = broker_name
-        self.room = max(1, request.max_messages)
-        """How many more messages the pop may take."""
         self.rest = 0
         """About how many more messages wait in the queues that were looked at."""
         self.queues: list[PoppedQueue] = []
-        self.end_offset = 0
-        """The log up to here must be safe before the messages are given away; 0 when nothing was written."""
-        self.is_refused = False
-        """Whether too many pops wait for this one to wait, too."""
-        self.error: BrokerError | None = None
-        """Why the messages cannot be given away."""
+
+    @property
+    def room(self) -> int:
+        """How many more messages the pop may take."""
+        return max(1, self.request.max_messages) - sum([queue.bits.bit_count() for queue in self.queues])
 
     @property
     def invisible_time(self) -> int:

@@ -27,15 +27,14 @@ from downrange.protocol.bodies.pop import (
 from downrange.protocol.codes import ResponseCode
 from downrange.protocol.errors import BrokerError, NoPermission, ServiceNotAvailable, SubscriptionGroupNotExist
 from downrange.store.config import BrokerRole
-from downrange.store.new_message import NewMessage
 from downrange.store.queue.backlog import Records, pieces_of
 from downrange.store.queue.queue_entry import ENTRY_SIZE
 from downrange.store.read_result import GetMessageStatus
 
 log = logging.getLogger(__name__)
 
-# Of a hundred pops so many look into the retry topic first, or messages there would starve behind a long backlog.
-_RETRY_FIRST_PERCENT: Final = 20
+# This part of all pops looks into the retry topic first, or messages there would starve behind a long backlog.
+_RETRIES_FIRST: Final = 0.2
 # A filter that wants next to nothing: so often a pop reads on in one queue before others get their turn.
 _MOST_READS: Final = 32
 _READ: Final = int(Perm.READ)
@@ -119,33 +118,25 @@ class Receiving:
         queue = ORDERLY_REVIVE_QUEUE if request.is_orderly else next(self._turns) % REVIVE_QUEUES
         return Popped(request, now, queue, self._state.config.broker.broker_name)
 
-    def take(self, request: PopRequest, topic: TopicConfig, now: int) -> Popped:
-        """Messages that are there; nobody gets them unless `lease` follows in this turn of the loop."""
-        popped = self._begin(request, now)
-        try:
-            self._take_all(popped, topic)
-        except Exception:
-            self._give_back(popped)
-            raise
-        if request.is_orderly and popped.queues:
-            self._lease_in_order(popped)  # at once: it is what blocks the queues for others
-        return popped
+    def take(self, request: PopRequest, topic: TopicConfig, now: int, count: int = 1) -> list[Popped]:
+        """Messages that are there, for so many pops that ask for the same; of ordered pops, for one.
 
-    def _take_all(self, popped: Popped, topic: TopicConfig) -> None:
-        """Look into all queues that a request names, and into the retry topics."""
-        request = popped.request
-        dice = int(random() * 100)  # noqa: S311  spreading, not secrecy
-        is_orderly = request.is_orderly
-        retries_first = not is_orderly and dice < _RETRY_FIRST_PERCENT
-        if retries_first:
-            self._take_retries(popped, request)
-        if request.queue_id == ANY_QUEUE:
-            self._take_any(popped, topic.read_queue_nums, dice)
-        else:
-            offset = self._offset(request.topic, request.group, request.queue_id, request.init_mode)
-            self._take(popped, request.topic, NORMAL, request.queue_id, offset)
-        if not (is_orderly or retries_first):
-            self._take_retries(popped, request)
+        Nobody gets them unless `lease` follows in this turn of the loop. If one of the pops fails, all fail.
+        """
+        pops: list[Popped] = []
+        try:
+            while len(pops) < count:
+                if not request.is_plain or not self._take_new(pops, request, topic, now, count):
+                    popped = self._begin(request, now)
+                    pops.append(popped)
+                    self._take_all(popped, topic)
+        except Exception:
+            for popped in reversed(pops):
+                self._give_back(popped)
+            raise
+        if request.is_orderly and pops[0].queues:
+            self._lease_in_order(pops[0])  # at once: it is what blocks the queues for others
+        return pops
 
     def _give_back(self, popped: Popped) -> None:
         """Move the offset of the group back before messages that were taken and could not be leased."""
@@ -153,35 +144,72 @@ class Receiving:
             for queue in reversed(popped.queues):
                 self._state.offsets.commit(queue.topic, popped.request.group, queue.queue_id, queue.start_offset)
 
-    def _take_any(self, popped: Popped, queues: int, first: int) -> None:
-        """Look into all queues of a topic. New messages that anybody may have are read in one step."""
-        request, state = popped.request, self._state
-        topic, group, wanted = request.topic, request.group, request.filter
-        is_plain = wanted.matches_entry is None and wanted.matches_record is None and not request.is_orderly
-        most = popped.room if is_plain and not state.config.broker.enable_pop_message_threshold else 0
-        found = state.store.read_unread(topic, first, queues, state.offsets.of_queues(topic, group), max(0, most))
-        if found is None:
-            for number in range(first, first + queues):
-                queue_id = number % queues
-                offset = self._offset(topic, group, queue_id, request.init_mode)
-                self._take(popped, topic, NORMAL, queue_id, offset)
-            return
-        queues_found, log_file = found
-        for queue_id, offset, unread, entries, byte_count in queues_found:
-            if entries:
-                count = len(entries) // ENTRY_SIZE
-                state.offsets.commit(topic, group, queue_id, offset + count)
-                records = entries, log_file.view, log_file.start, log_file.readable
-                bits = (1 << count) - 1
-                popped.queues.append(
-                    PoppedQueue(topic, NORMAL, queue_id, offset, offset + count, bits, records, byte_count)
+    def _take_new(self, pops: list[Popped], request: PopRequest, topic: TopicConfig, now: int, count: int) -> bool:
+        """Add pops that find what is usual until there are so many, and say whether there was one.
+
+        Usual are messages in the last file of the log, while no messages of the group wait in its retry topics.
+        """
+        state, name, group = self._state, request.topic, request.group
+        if state.config.broker.enable_pop_message_threshold or self._has_retries(request):
+            return False
+        queues, begun = topic.read_queue_nums, len(pops)
+        turns = int(random() * queues), count - begun  # noqa: S311  spreading, not secrecy
+        offsets = state.offsets.of_queues(name, group)
+        found, log_file = state.store.take_unread(name, queues, offsets, turns, max(1, request.max_messages))
+        if log_file is None:
+            return False
+        view, start, readable = log_file.view, log_file.start, log_file.readable
+        is_moved = False
+        for left, taken in found:
+            popped = self._begin(request, now)
+            popped.rest = left
+            is_moved = is_moved or bool(taken)
+            popped.queues = [
+                PoppedQueue(
+                    name,
+                    NORMAL,
+                    (queue_id, offset),
+                    (1 << len(entries) // ENTRY_SIZE) - 1,
+                    (entries, view, start, readable),
+                    byte_count,
                 )
-                popped.room -= count
-                popped.rest += unread - count
-            elif popped.room > 0 or request.is_orderly:
-                self._take(popped, topic, NORMAL, queue_id, offset)
-            else:
-                popped.rest += max(0, unread)
+                for queue_id, offset, entries, byte_count in taken
+            ]
+            pops.append(popped)
+        if is_moved:
+            state.offsets.moved(name, group)
+        return len(pops) > begun
+
+    def _has_retries(self, request: PopRequest) -> bool:
+        """Whether messages of the group wait in one of its retry topics."""
+        state, group = self._state, request.group
+        for topic, _ in _retry_topics(group, request.topic):
+            if topic in state.tables.topics:
+                offset = state.offsets.get(topic, group, 0)
+                if offset is None or offset != state.store.max_offset_of(topic, 0):
+                    return True
+        return False
+
+    def _take_all(self, popped: Popped, topic: TopicConfig) -> None:
+        """Look into all queues that a request names, and into the retry topics."""
+        request = popped.request
+        retries_first = not request.is_orderly and random() < _RETRIES_FIRST  # noqa: S311  spreading, not secrecy
+        if retries_first:
+            self._take_retries(popped, request)
+        if request.queue_id == ANY_QUEUE:
+            queues = topic.read_queue_nums
+            first = int(random() * queues)  # noqa: S311
+            for number in range(first, first + queues):
+                self._take_queue(popped, number % queues)
+        else:
+            self._take_queue(popped, request.queue_id)
+        if not (request.is_orderly or retries_first):
+            self._take_retries(popped, request)
+
+    def _take_queue(self, popped: Popped, queue_id: int) -> None:
+        request = popped.request
+        offset = self._offset(request.topic, request.group, queue_id, request.init_mode)
+        self._take(popped, request.topic, NORMAL, queue_id, offset)
 
     def _offset(self, topic: str, group: str, queue_id: int, init_mode: int) -> int:
         """Where a group goes on in a queue."""
@@ -225,10 +253,7 @@ class Receiving:
                 else:
                     offsets.commit(topic, group, queue_id, next_offset)
                 if bits:
-                    popped.queues.append(
-                        PoppedQueue(topic, flag, queue_id, offset, next_offset, bits, records, byte_count)
-                    )
-                    popped.room -= bits.bit_count()
+                    popped.queues.append(PoppedQueue(topic, flag, (queue_id, offset), bits, records, byte_count))
                     popped.rest += max(0, read.max_offset - next_offset)
                     return True
             elif read.status not in _SKIPPED and (read.status not in _LOST or next_offset == offset):
@@ -269,10 +294,10 @@ class Receiving:
                     self._give_back(popped)
 
     def _lease(self, pops: Sequence[Popped]) -> None:
-        made: list[tuple[Popped, PoppedQueue, Lease]] = []
-        messages: list[NewMessage] = []
+        made: list[tuple[Popped, PoppedQueue]] = []
+        leases: list[Lease] = []
         state = self._state
-        got, checkpoint, leases = state.writer.statistics.got, state.records.checkpoint, state.leases
+        got, held = state.writer.statistics.got, state.leases
         for popped in pops:
             request, queues = popped.request, popped.queues
             group = request.group
@@ -281,33 +306,31 @@ class Receiving:
             if request.is_orderly:
                 continue
             keys = _keys(popped)
-            while not leases.isdisjoint(keys):  # an offset may be set back within a millisecond
+            while not held.isdisjoint(keys):  # an offset may be set back within a millisecond
                 popped.pop_time += 1
                 keys = _keys(popped)
             for key, queue in zip(keys, queues, strict=True):
-                lease = Lease(key, queue.bits, request.invisible_millis, popped.revive_queue)
-                messages.append(checkpoint(lease, popped.pop_time))
-                made.append((popped, queue, lease))
+                leases.append(Lease(key, queue.bits, request.invisible_millis, popped.revive_queue))
+                made.append((popped, queue))
         if made:
-            self._note(made, messages)
+            self._note(made, leases)
 
-    def _note(self, made: list[tuple[Popped, PoppedQueue, Lease]], messages: list[NewMessage]) -> None:
+    def _note(self, made: list[tuple[Popped, PoppedQueue]], leases: list[Lease]) -> None:
         """Store the checkpoints of leases, and give back what has none."""
         state = self._state
         error: BrokerError | None = None
         stored = 0
         try:
-            batch = state.append(messages)
+            batch = state.append_checkpoints(leases)
         except ServiceNotAvailable as refused:
             error = refused
         else:
-            stored, places, end_offset = batch.stored, batch.places, batch.end_offset
-            state.checkpoints += stored
-            for (popped, _, lease), place in zip(made, places, strict=False):
+            stored, end_offset = batch.stored, batch.end_offset
+            for (popped, _), lease, place in zip(made, leases, batch.places, strict=False):
                 lease.revive_offset = place[2]
-                state.add(lease)
                 popped.end_offset = end_offset
-        for popped, queue, _ in reversed(made[stored:]):
+            state.hold(leases[:stored])
+        for popped, queue in reversed(made[stored:]):
             popped.error = error or ServiceNotAvailable("a checkpoint could not be stored: pop again")
             state.offsets.commit(queue.topic, popped.request.group, queue.queue_id, queue.start_offset)
 

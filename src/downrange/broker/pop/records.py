@@ -24,6 +24,7 @@ from msgspec import field
 
 from downrange.broker.pop.leases import MOST_SPAN, Lease, LeaseKey
 from downrange.broker.pop.orders import OrderInfoBody, OrderKey
+from downrange.compiled import accelerated
 from downrange.model import properties as names
 from downrange.model.topics import REVIVE_TOPIC_PREFIX
 from downrange.protocol.bodies.body import Body, BodyError, decode_body, encode_body
@@ -31,6 +32,8 @@ from downrange.protocol.bodies.fields import Int32, Int64
 from downrange.protocol.bodies.pop import offset_list
 from downrange.store.kept_message import KeptMessage
 from downrange.store.new_message import NewMessage
+from downrange.store.new_messages import NewMessages
+from downrange.store.queue.queues import QueueState
 
 REVIVE_QUEUES: Final = 8
 _CK: Final = b"ck"
@@ -40,7 +43,7 @@ _ORDER: Final = b"order"
 _ORDERLY: Final = "ORDERLY"
 _PROPERTIES: Final = b"TIMER_DELIVER_MS\x01%d\x02TAGS\x01%b"
 # Java reads a checkpoint this long before the acknowledgements of its messages.
-_CK_EARLIER_MILLIS: Final = 1000
+CK_EARLIER_MILLIS: Final = 1000
 # So many texts for topics and groups are kept.
 _MOST_TEXTS: Final = 4096
 _encode = msgspec.json.Encoder().encode
@@ -92,12 +95,42 @@ class Acknowledged:
     """The offset of the group then; None unless the messages were popped in order."""
 
 
-class _Texts(NamedTuple):
-    """The JSON of records about the messages of one topic that one group popped, with a place for each number."""
+class Texts(NamedTuple):
+    """The JSON of records about the messages of one topic that one group popped: what stands around each number."""
 
-    checkpoint: bytes
-    ack: bytes
-    batch_ack: bytes
+    checkpoint: tuple[bytes, ...]
+    """Around the distances of the offsets, invisible time, number, pop time, queue, time of revival and start."""
+    ack: tuple[bytes, ...]
+    """Around the offset, pop time, queue and start."""
+    batch_ack: tuple[bytes, ...]
+    """Around the offsets, pop time, queue and start."""
+
+
+AllTexts = dict[tuple[str, str], Texts]
+"""By topic and group."""
+Places = tuple[dict[tuple[str, int], QueueState], str, bytes]
+"""All queues of the store, the revive topic, and the packed address of the broker."""
+
+
+@accelerated
+def add_checkpoints(
+    batch: NewMessages, leases: list[Lease], texts: AllTexts, places: Places, fits: int, now: int
+) -> bool:
+    """Add the records of leases (`ReviveRecords.checkpoint`) to a batch; False, and none is added, if one is unusual.
+
+    Usual is a lease of less than 64 offsets for whose topic and group there is a text, if its revive queue is there and
+    body and properties have at most `fits` bytes. Python adds nothing here: to it all leases are unusual, and callers
+    add the records one by one.
+    """
+    return False
+
+
+@accelerated
+def add_acknowledgements(
+    batch: NewMessages, ended: list[tuple[Lease, int]], texts: AllTexts, places: Places, fits: int, now: int
+) -> bool:
+    """Add the records that leases are over (`ReviveRecords.acknowledgement`), as `add_checkpoints` does."""
+    return False
 
 
 class ReviveRecords:
@@ -105,42 +138,35 @@ class ReviveRecords:
 
     def __init__(self, cluster: str, broker_name: str, host: bytes) -> None:
         self.topic = REVIVE_TOPIC_PREFIX + cluster
-        self._broker = _json(broker_name)
+        self._broker = _encode(broker_name)
         self._host = host
-        self._texts: dict[tuple[str, str], _Texts] = {}
+        self.texts: AllTexts = {}
+        """Those that were needed so far."""
 
     def checkpoint(self, lease: Lease, now: int) -> NewMessage:
         """The record that makes a lease last. Messages that were acknowledged already are left out."""
         topic, group, queue_id, start, pop_time = lease.key
         held, visible_at = lease.held, lease.visible_at
-        body = self._texts_of(topic, group).checkpoint % (
-            offset_list(0, held), lease.invisible_time, held.bit_count(), pop_time, queue_id, visible_at, start,
-        )  # fmt: skip
-        properties = _PROPERTIES % (visible_at - _CK_EARLIER_MILLIS, _CK)
+        numbers = lease.invisible_time, held.bit_count(), pop_time, queue_id, visible_at, start
+        body = _filled(self._texts_of(topic, group).checkpoint, offset_list(0, held), *numbers)
+        properties = _PROPERTIES % (visible_at - CK_EARLIER_MILLIS, _CK)
         return NewMessage(self.topic, lease.revive_queue, body, properties, now, self._host, self._host)
 
-    def acknowledgement(self, key: LeaseKey, bits: int, revive_queue: int, due: int, now: int) -> NewMessage:
-        """The record that ends the lease of some messages: bit n for the offset `key.start_offset + n`.
-
-        `due` is when the lease would have ended.
-        """
-        body, tags = self._ack_body(key, bits)
-        return NewMessage(self.topic, revive_queue, body, _PROPERTIES % (due, tags), now, self._host, self._host)
+    def acknowledgement(self, lease: Lease, bits: int, now: int) -> NewMessage:
+        """The record that ends the lease of some messages: bit n for the offset `lease.key.start_offset + n`."""
+        topic, group, queue_id, start, pop_time = lease.key
+        texts = self._texts_of(topic, group)
+        text, tags = (texts.batch_ack, _BATCH_ACK) if bits & (bits - 1) else (texts.ack, _ACK)
+        body = _filled(text, offset_list(start, bits), pop_time, queue_id, start)
+        properties = _PROPERTIES % (lease.visible_at, tags)
+        return NewMessage(self.topic, lease.revive_queue, body, properties, now, self._host, self._host)
 
     def ordered_acknowledgement(self, key: LeaseKey, offset: int, due: int, now: int, next_offset: int) -> NewMessage:
         """The record that a message was acknowledged that was popped in order; `next_offset` is the group's offset."""
         topic, group, queue_id, start, pop_time = key
-        body = self._texts_of(topic, group).ack % (offset, pop_time, queue_id, start)
+        body = _filled(self._texts_of(topic, group).ack, b"%d" % offset, pop_time, queue_id, start)
         properties = _PROPERTIES % (due, _ACK) + f"\x02{_ORDERLY}\x01{next_offset}".encode()
         return NewMessage(self.topic, key.queue_id % REVIVE_QUEUES, body, properties, now, self._host, self._host)
-
-    def _ack_body(self, key: LeaseKey, bits: int) -> tuple[bytes, bytes]:
-        """The JSON of an acknowledgement, and its TAGS."""
-        topic, group, queue_id, start, pop_time = key
-        texts = self._texts_of(topic, group)
-        if bits & (bits - 1) == 0:
-            return texts.ack % (start + bits.bit_length() - 1, pop_time, queue_id, start), _ACK
-        return texts.batch_ack % (offset_list(start, bits), pop_time, queue_id, start), _BATCH_ACK
 
     def order(self, key: OrderKey, state: OrderInfoBody, now: int) -> NewMessage:
         """The record of the state that an ordered pop, or a change of an invisible time, has left."""
@@ -149,20 +175,30 @@ class ReviveRecords:
         properties = _PROPERTIES % (now, _ORDER)
         return NewMessage(self.topic, queue_id % REVIVE_QUEUES, body, properties, now, self._host, self._host)
 
-    def _texts_of(self, topic: str, group: str) -> _Texts:
-        found = self._texts.get((topic, group))
+    def _texts_of(self, topic: str, group: str) -> Texts:
+        found = self.texts.get((topic, group))
         if found is None:
-            if len(self._texts) >= _MOST_TEXTS:
-                self._texts.clear()
-            broker, group_json, topic_json = self._broker, _json(group), _json(topic)
-            tail = b'"bn":%b,"c":%b,"pt":%%d,"q":%%d,"so":%%d,"t":%b}' % (broker, group_json, topic_json)
-            found = self._texts[topic, group] = _Texts(
-                b'{"bm":0,"bn":%b,"c":%b,"d":[%%b],"it":%%d,"n":%%d,"pt":%%d,"q":%%d,"reviveTime":%%d,"ro":0,"so":%%d,'
-                b'"t":%b}' % (broker, group_json, topic_json),
-                b'{"ao":%d,' + tail,
-                b'{"ao":-1,"aol":[%b],' + tail,
-            )
+            if len(self.texts) >= _MOST_TEXTS:
+                self.texts.clear()
+            broker, of_group, of_topic = self._broker, _encode(group), b',"t":%b}' % _encode(topic)
+            behind = b'"bn":%b,"c":%b,"pt":' % (broker, of_group), b',"q":', b',"so":', of_topic
+            found = self.texts[topic, group] = Texts(
+                (
+                    b'{"bm":0,"bn":%b,"c":%b,"d":[' % (broker, of_group),
+                    b'],"it":', b',"n":', b',"pt":', b',"q":', b',"reviveTime":', b',"ro":0,"so":', of_topic,
+                ),
+                (b'{"ao":', b"," + behind[0], *behind[1:]),
+                (b'{"ao":-1,"aol":[', b"]," + behind[0], *behind[1:]),
+            )  # fmt: skip
         return found
+
+
+def _filled(text: tuple[bytes, ...], offsets: bytes, *numbers: int) -> bytes:
+    """The text with what it stands around."""
+    parts = [text[0], offsets]
+    for part, number in zip(text[1:], numbers, strict=False):
+        parts += part, b"%d" % number
+    return b"".join((*parts, text[-1]))
 
 
 def read_record(kept: KeptMessage) -> Lease | Acknowledged | OrderBody | None:
@@ -200,8 +236,3 @@ def _lease(body: CheckpointBody, kept: KeptMessage) -> Lease:
             held |= 1 << difference
     key = LeaseKey(body.topic, body.group, body.queue_id, body.start_offset, body.pop_time)
     return Lease(key, held, body.invisible_time, kept.message.queue_id, kept.queue_offset)
-
-
-def _json(text: str) -> bytes:
-    """The text as JSON, to stand in a template for numbers."""
-    return _encode(text).replace(b"%", b"%%")

@@ -122,7 +122,10 @@ class Revival:
         leases = self._pop.leases
         match read_record(kept):
             case Lease() as lease:
-                leases.add(lease)
+                if lease.held:
+                    leases.add([lease])
+                elif (replaced := leases.get(lease.key)) is not None:
+                    leases.end([(replaced, replaced.held)])
                 self._pop.wanted.set()
                 if is_new and lease.held:
                     self._raise_offset(*lease.key[:3], lease.key.start_offset + lease.held.bit_length())
@@ -130,7 +133,7 @@ class Revival:
                 if next_offset is None:
                     known = leases.get(key)
                     if known is not None:
-                        leases.acknowledge(known, bits_of(key.start_offset, offsets))
+                        leases.end([(known, bits_of(key.start_offset, offsets))])
                 else:
                     self._repeat_in_order(key, offsets)
                     self._pop.orders.noted(kept.message.queue_id, kept.queue_offset)
@@ -219,7 +222,7 @@ class Revival:
         refusal = None
         for copy in copies:
             refusal = refusal or pop.writer.add(batch, (copy,))
-        over = pop.records.acknowledgement(lease.key, lease.held, lease.revive_queue, lease.visible_at, now)
+        over = pop.records.acknowledgement(lease, lease.held, now)
         refusal = refusal or pop.writer.add(batch, (over,)) or pop.writer.append(batch)
         if refusal is not None:
             if self._failures % _FAILURES_PER_LOG_LINE == 0:
@@ -235,7 +238,7 @@ class Revival:
         if copies:
             pop.revived[popped_topic(topic, group), group] += len(copies)
         pop.acknowledgements += 1
-        pop.leases.acknowledge(lease, lease.held)
+        pop.leases.end([(lease, lease.held)])
         self._offsets.mark_unsaved()
         if copies:
             pop.waiting.wake(popped_topic(topic, group), group)

@@ -12,7 +12,7 @@ from downrange.broker.live_config import LiveConfig
 from downrange.broker.message_writer import MessageWriter
 from downrange.broker.pop.leases import Lease, Leases
 from downrange.broker.pop.orders import OrderKey, OrderStates
-from downrange.broker.pop.records import REVIVE_QUEUES, ReviveRecords
+from downrange.broker.pop.records import REVIVE_QUEUES, Places, ReviveRecords, add_acknowledgements, add_checkpoints
 from downrange.broker.pop.waiting import WaitingPops
 from downrange.broker.pull_checks import FAQ
 from downrange.broker.tables import Tables
@@ -25,6 +25,7 @@ from downrange.store.config import BrokerRole
 from downrange.store.new_message import NewMessage, Refusal
 from downrange.store.new_messages import NewMessages
 
+_SLAVE: Final = BrokerRole.SLAVE
 _SCAN_MILLIS_BOUNDS: Final = (1, 10, 100, 1000, 2000, 3000)
 
 
@@ -50,6 +51,7 @@ class PopState:
         self.leases = Leases()
         self.host = pack_host(broker.broker_ip1, broker.listen_port)
         self.records = ReviveRecords(broker.broker_cluster_name, broker.broker_name, self.host)
+        self._places: Places = self.store.queues.states, self.records.topic, self.host
         self.wanted = asyncio.Event()
         """Set when a lease is due before `wakes_at`."""
         self.wakes_at = 0
@@ -75,7 +77,7 @@ class PopState:
     # --- checks -------------------------------------------------------------------------------------------------
 
     def refuse_on_slave(self) -> None:
-        if self.config.store.broker_role is BrokerRole.SLAVE:
+        if self.config.store.broker_role is _SLAVE:
             raise ServiceNotAvailable("this broker is a slave: its master leases messages and takes acknowledgements")
 
     def known_topic(self, name: str) -> TopicConfig:
@@ -118,6 +120,27 @@ class PopState:
 
     # --- changes ------------------------------------------------------------------------------------------------
 
+    def append_checkpoints(self, leases: list[Lease]) -> NewMessages:
+        """Store the records of leases, as `append` does."""
+        batch, records, now = NewMessages(), self.records, self.clock.now()
+        refusal = None
+        if not add_checkpoints(batch, leases, records.texts, self._places, self.store.limits.surely_fits, now):
+            refusal = self.writer.add_each(batch, [records.checkpoint(lease, now) for lease in leases])
+        self._store(batch, refusal)
+        self.checkpoints += batch.stored
+        return batch
+
+    def append_acknowledgements(self, ended: list[tuple[Lease, int]]) -> NewMessages:
+        """Store the records that leases are over: for each the bits of messages that it held. As `append` does."""
+        batch, records, now = NewMessages(), self.records, self.clock.now()
+        refusal = None
+        if not add_acknowledgements(batch, ended, records.texts, self._places, self.store.limits.surely_fits, now):
+            messages = [records.acknowledgement(lease, bits, now) for lease, bits in ended]
+            refusal = self.writer.add_each(batch, messages)
+        self._store(batch, refusal)
+        self.acknowledgements += batch.stored
+        return batch
+
     def append(self, messages: Sequence[NewMessage]) -> NewMessages:
         """Store records of the revive topic, each on its own. Raises ServiceNotAvailable when none can be stored now.
 
@@ -140,11 +163,14 @@ class PopState:
             raise ServiceNotAvailable(f"a record of the revive topic cannot be stored: {refusal.reason}")
         self.own_records += batch.stored
 
-    def add(self, lease: Lease) -> None:
+    def hold(self, leases: list[Lease]) -> None:
         """Messages are held from now on."""
-        self.leases.add(lease)
-        if lease.visible_at < self.wakes_at:
-            self.wanted.set()
+        self.leases.add(leases)
+        wakes_at = self.wakes_at
+        for lease in leases:
+            if lease.visible_at < wakes_at:
+                self.wanted.set()
+                break
 
     def unlock_later(self, key: OrderKey) -> None:
         """Wake waiting pops when a queue that is blocked now is free again."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -29,6 +30,7 @@ from downrange.store.errors import StoreError
 from downrange.store.kept_message import read_kept
 from downrange.store.message_reader import QueueEntry
 from downrange.store.message_store import MessageStore
+from downrange.store.timer.timed_records import timed_records
 from downrange.store.timer.timer_checkpoint import TimerCheckpoint
 from downrange.store.timer.timer_index import TimedRecord, TimerIndex, TimerTopic
 
@@ -250,27 +252,51 @@ class TimerService:
         index = self.index
         # The slot that is being delivered is closed: its units have been read.
         earliest = index.read_time + (index.precision if self._slot is not None else 0)
-        taken = 0
-        for entry in self._store.entries(TIMER_TOPIC, 0, index.queue_offset, _TURN_TAKEN):
-            found = self._timed_record(entry)
-            if found is None:
-                log.error("timer message dropped physical_offset=%d reason=not readable", entry.physical_offset)
-                index.queue_offset += 1
-                taken += 1
-                continue
-            topic, record = found
-            try:
-                if not index.put(record, earliest):
+        begun = index.queue_offset
+        try:
+            while (left := begun + _TURN_TAKEN - index.queue_offset) > 0:
+                if not self._take_usual(earliest, left) and not self._take_one(earliest):
                     break
-            except OSError as error:
-                self._retry(f"timer messages cannot be put on the wheel, trying on: {error}")
-                break
-            taken += 1
-            if not record.is_delete:
-                self.metrics.enqueued(topic)
+        except OSError as error:
+            self._retry(f"timer messages cannot be put on the wheel, trying on: {error}")
+        taken = index.queue_offset - begun
         if taken:
             self._is_changed = True
         return taken
+
+    def _take_usual(self, earliest: int, most: int) -> bool:
+        """Put records into the index, up to the first that is unusual; whether there were any."""
+        index = self.index
+        begun = index.queue_offset
+        backlog = self._store.backlog(TIMER_TOPIC, 0, begun, most)
+        records = timed_records(backlog) if backlog is not None else []
+        if not records:
+            return False
+        try:
+            index.put_each(records, earliest)
+        finally:
+            put = records[: index.queue_offset - begun]
+            for topic, count in Counter([topic for *_, is_delete, topic in put if not is_delete]).items():
+                self.metrics.enqueued(topic, count)
+        return bool(put)
+
+    def _take_one(self, earliest: int) -> bool:
+        """Put any record into the index, or drop it if it cannot be read; whether there was one, and room for it."""
+        index = self.index
+        entries = self._store.entries(TIMER_TOPIC, 0, index.queue_offset, 1)
+        if not entries:
+            return False
+        found = self._timed_record(entries[0])
+        if found is None:
+            log.error("timer message dropped physical_offset=%d reason=not readable", entries[0].physical_offset)
+            index.queue_offset += 1
+            return True
+        topic, record = found
+        if not index.put(record, earliest):
+            return False
+        if not record.is_delete:
+            self.metrics.enqueued(topic)
+        return True
 
     def _timed_record(self, entry: QueueEntry) -> tuple[str, TimedRecord] | None:
         """What the index keeps of a record, and its real topic."""

@@ -1,6 +1,6 @@
 """Pops and acknowledgements straight from and to frames: what nearly all clients write, in one step each.
 
-The headers of POP requests are JSON: their codes do not fit a binary header. `cut_pop` and `read_pop` read the header
+The headers of POP requests are JSON: their codes do not fit a binary header. `cut_pops` and `read_pop` read the headers
 of 200050 without the `Command` that any other header takes, `read_acks` reads a run of 200051 or of 200151.
 `found_head` and `done` write the bytes that `encode(command.reply(…))` would.
 """
@@ -45,11 +45,28 @@ _MARK: Final = 7
 
 
 @accelerated
-def cut_pop(header: bytes) -> tuple[bytes, int, int] | None:
-    """Cut the header of a pop: the text without bornTime and opaque, the opaque, and the time (0: it has none).
+def cut_pops(frames: list[Frame], at: int, stop: int) -> tuple[int, bytes, list[int], list[int]]:
+    """Cut the headers of pops from `frames[at]` on, up to `stop` or the first that asks for something else.
 
-    None when the header is written in an unusual way, or is something else.
+    Return the position of the first that was not cut, the text without bornTime and opaque that all of them share, and
+    the opaque and the time (0: it has none) of each. A header that is written in an unusual way is not cut.
     """
+    shared = b""
+    opaques: list[int] = []
+    borns: list[int] = []
+    while at < stop:
+        kind, header, _ = frames[at]
+        cut = _cut_pop(header) if kind == _JSON else None
+        if cut is None or (opaques and cut[0] != shared):
+            break
+        shared, opaque, born = cut
+        opaques.append(opaque)
+        borns.append(born)
+        at += 1
+    return at, shared, opaques, borns
+
+
+def _cut_pop(header: bytes) -> tuple[bytes, int, int] | None:
     if not header.startswith(_POP_START):
         return None
     born_at = born_end = header.find(_BORN) + len(_BORN)
@@ -84,7 +101,7 @@ _decode_pop = msgspec.json.Decoder(_JsonPop, strict=False).decode
 
 
 def read_pop(text: bytes) -> PopMessageRequest | None:
-    """The request that `cut_pop` has cut, with any bornTime; None when the text cannot be read as it was cut."""
+    """The request that `cut_pops` has cut, with any bornTime; None when the text cannot be read as it was cut."""
     has_born = _BORN + b'"' in text
     if text.count(_OPAQUE) != 1 or text.count(b'"bornTime"') != has_born:
         return None

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from downrange.store.config import StoreConfig
 from downrange.store.files import OS_FILES, Files
+from downrange.store.timer.timed_records import Timed, put_units
 from downrange.store.timer.timer_checkpoint import TimerCheckpoint, write_checkpoint
 from downrange.store.timer.timer_log import (
     MAGIC_DEFAULT,
@@ -242,6 +243,24 @@ class TimerIndex:
         self._link(self.log.append(unit), unit)
         self.queue_offset += 1
         return True
+
+    def put_each(self, records: list[Timed], earliest: int) -> None:
+        """`put` for many records, up to the first for which the wheel has no room: `queue_offset` says how many."""
+        number = 0
+        while number < len(records):
+            if self.queue_offset >= self._taken_before and (room := self.log.room()) is not None:
+                part, places = room
+                wheel = self.wheel
+                rules = self.precision, self._window, self._rest, self._half_window, earliest, self.read_time
+                reached, self.log.end, wheel.last_tick = put_units(
+                    records, number, wheel.memory, (wheel.slots, wheel.last_tick), part, places, rules
+                )
+                self.queue_offset += reached - number
+                number = reached
+            if number < len(records):
+                if not self.put(TimedRecord(*records[number][:6]), earliest):
+                    break
+                number += 1
 
     def chain(self, time: int) -> SlotChain | None:
         """The units of the slot of a tick; None when nothing is due in it."""

@@ -109,6 +109,11 @@ class _LogFile:
                 self._files.reserve(descriptor, self._reserved, reserved - self._reserved)
             self._reserved = reserved
 
+    @property
+    def limit(self) -> int:
+        """The position before which units must end: blocks are reserved, and the blank unit has its place."""
+        return self.start + min(self._reserved, len(self.memory) - _BLANK.size)
+
 
 class TimerLog:
     """Units in the order in which messages were put on the wheel.
@@ -150,6 +155,14 @@ class TimerLog:
                 continue
             self._parts[following] = _LogFile(path, self._file_size, self._files, writable=self._writable)
         self.end = self._synced = self.start
+
+    def room(self) -> tuple[mmap.mmap, tuple[int, int, int]] | None:
+        """The file that units go to next: its memory, its start, the end of the log, and where units must end.
+
+        None before the first unit of a file.
+        """
+        part = self._parts.get(self.end // self._file_size * self._file_size)
+        return None if part is None else (part.memory, (part.start, self.end, part.limit))
 
     def append(self, unit: TimerUnit) -> int:
         """Write a unit behind the last; its position."""

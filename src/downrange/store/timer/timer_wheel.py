@@ -79,7 +79,7 @@ class TimerWheel:
 
     def put(self, tick: int, position: int, count: int) -> None:
         """Let the chain of a tick end at this position; `count` is added to its messages."""
-        memory = self._memory or self._make()
+        memory = self.memory
         slot = self.get(tick)
         if slot is None:
             SLOT.pack_into(memory, tick % self.slots * SLOT.size, tick, position, position, count, 0)
@@ -87,6 +87,11 @@ class TimerWheel:
             SLOT.pack_into(memory, tick % self.slots * SLOT.size, tick, slot.first, position, slot.waiting + count, 0)
         if tick > self.last_tick:
             self.last_tick = tick
+
+    @property
+    def memory(self) -> mmap.mmap:
+        """The slots as they lie in the file, which is made if it is missing."""
+        return self._memory or self._make()
 
     def clear(self) -> None:
         """Empty all slots."""
