@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from pyspark.sql.types import StructType
 
+import downrange.client.admin.cluster  # noqa: F401  once, and not in the process of every seed that has a pipeline
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
 from downrange.spark import source

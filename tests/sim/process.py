@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,17 +42,14 @@ class SimClock:
 
     def __init__(self, loop: SimLoop, sleep: type[Sleep]) -> None:
         self._loop = loop
-        self._sleep = sleep
         self.step_millis = 0
+        self.sleep: Callable[[float], Any] = partial(sleep, loop)
 
     def now(self) -> int:
         return EPOCH_MILLIS + self.step_millis + int(self._loop._now * 1000)
 
     def monotonic(self) -> float:
         return self._loop._now
-
-    def sleep(self, seconds: float) -> Any:
-        return self._sleep(self._loop, seconds)
 
 
 class Process:

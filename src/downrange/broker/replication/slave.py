@@ -210,16 +210,21 @@ class Follower:
                 link.report()
             elif not link.closed.done():
                 raise ConnectFailed(f"the master did not answer the login within {_CONNECT_SECONDS:g} s")
-            while not link.closed.done():
-                if link.has_heard and self.master is None:
-                    self._note_master(address)
-                await asyncio.wait([link.closed], timeout=_TICK_SECONDS)
-                if not link.closed.done():
-                    link.tick()
+            self._tick(link, address)
+            await asyncio.wait([link.closed])
             link.closed.result()
         finally:
             link.close()
         return link.has_heard
+
+    def _tick(self, link: MasterLink, address: str) -> None:
+        """Look after a connection, and again and again until it is closed."""
+        if link.closed.done():
+            return
+        asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick, link, address)
+        if link.has_heard and self.master is None:
+            self._note_master(address)
+        link.tick()
 
     def _address(self) -> str | None:
         return self._config.store.ha_master_address or self._addresses.master_ha_address

@@ -87,6 +87,9 @@ class Walk:
         while True:
             if self.bulk is not None:
                 at = self._take_in_bulk(self.bulk, mapping, at, limit, start)
+                if at == limit:  # all records were taken
+                    self._stop(segment, at, limit, "")
+                    return
             try:
                 head, body_at, topic_at, properties_at, end = unpack_record(mapping, at, limit, start)
             except CorruptRecord as error:
