@@ -33,7 +33,7 @@ def run(program: str, directory: Path) -> str:
         [sys.executable, *(pytest_options if is_test else ()), str(file)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,  # a block starts Spark, which takes a minute on a busy machine
         cwd=directory,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
@@ -64,6 +64,7 @@ def prepare(mq: EmbeddedBroker) -> None:
         for number in range(len(blocks(page)))
     ],
 )
+@pytest.mark.timeout(240)
 def test_a_block_runs(page: str, number: int, tmp_path: Path) -> None:
     with broker() as mq:
         prepare(mq)
