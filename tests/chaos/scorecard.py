@@ -23,7 +23,8 @@ and that order is kept. `python -m tests.chaos.scorecard` makes this page from t
 `SCALE=0.01` stops at a hundredth of the asked figures. Each run goes on where the last one ended; `FRESH=1` begins
 anew. When a row finds something wrong, it stops and records the fault with the seed of the round. The exit code is then
 1. `python -m tests.chaos 7 --seed 4711` plays one round of row 7 with a seed. Up to eight rounds of a row run side by
-side, because a round mostly waits. Rows 2, 3 and 8 need root. Rows 2 and 3 also need `mkfs.xfs`.
+side, because a round mostly waits. Rows 2, 3 and 8 need root. Rows 2 and 3 also need `mkfs.xfs`. A row that lacks what
+it needs is left out.
 """
 _TAIL: Final = """
 *Long run* is the time to reach the asked figure at the pace of the runs so far, on the machine named below.

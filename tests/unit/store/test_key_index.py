@@ -294,22 +294,30 @@ def test_old_files_are_mapped_only_while_they_are_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 0, 5, 19, 20, 21, 1_000_000, 0x7FFFFFFF, -(1 << 31)])
-@pytest.mark.parametrize("field", ["slot", "previous", "next entry"])
+@pytest.mark.parametrize("field", ["slot", "previous", "next entry", "used slots"])
 def test_a_damaged_file_neither_loops_nor_raises(tmp_path: Path, field: str, value: int) -> None:
-    index = index_at(tmp_path)
+    index = index_at(tmp_path / "index")
     for number in range(10):
         index.put_keys([("orders", None, "same", number * 100, T0)])
     index.close()
-    (path,) = tmp_path.iterdir()
+    (path,) = (tmp_path / "index").iterdir()
     entries_at = 40 + 4 * SLOTS
-    at = {"slot": 40 + 4 * _slot("same"), "previous": entries_at + 20 * 5 + 16, "next entry": 36}[field]
+    places = {"slot": 40 + 4 * _slot("same"), "previous": entries_at + 20 * 5 + 16, "next entry": 36, "used slots": 32}
     with path.open("r+b") as stream:
-        stream.seek(at)
+        stream.seek(places[field])
         stream.write(struct.pack(">i", value))
-    again = index_at(tmp_path)
+    again = index_at(tmp_path / "index")
     assert set(offsets(again, "same", 1000)) <= {number * 100 for number in range(10)}
-    again.put_keys([("orders", None, "same", 5000, T0)])
-    assert offsets(again, "same")[0] == 5000
+    again.put_keys([("orders", None, "same", 2000, T0)])
+    assert offsets(again, "same")[0] == 2000
+    messages = NewMessages()
+    with open_store(tmp_path / "store") as store:
+        for message in (new_message(b"x" * 3000), new_message(b"", "orders", 0, {"KEYS": "new same"})):
+            assert store.add(messages, [message]) is None
+        assert store.append(messages) is None
+    again.put(messages, 0, 2)
+    assert offsets(again, "new") == [messages.places[1][0]]
+    assert offsets(again, "same")[:2] == [messages.places[1][0], 2000]
     again.close()
 
 

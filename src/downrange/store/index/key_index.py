@@ -99,6 +99,8 @@ class KeyIndex:
         for path in self._directory.paths():
             index_file = IndexFile(path)
             index_file.read_header()
+            # A damaged count is only a count. But it must fit its field, and grow.
+            index_file.used_slots = min(max(0, index_file.used_slots), self._slots)
             if drop_newer_than is not None:
                 is_safe = is_safe and self._was_synced(index_file, drop_newer_than)
             if is_safe:
