@@ -118,7 +118,8 @@ def work(directory: Path, count: int, cores: int) -> dict[str, float]:
     root = str(directory / "store")
     _read_once(directory / "store" / "commitlog")
     with tempfile.TemporaryDirectory(dir=directory) as lakes:
-        archive(spark, Path(lakes) / "warm-up", {"storePath": root, "subscribe": WARM_UP})
+        warm_up = {"storePath": root, "subscribe": WARM_UP, "minPartitions": str(cores)}  # every worker starts
+        archive(spark, Path(lakes) / "warm-up", warm_up)
         commits.clear()
         options = {"storePath": root, "subscribe": TOPIC}
         began = time.perf_counter()
@@ -203,7 +204,8 @@ def main(arguments: Sequence[str]) -> None:
             for queues in chosen.queues:
                 print(filled(chosen.directory, int(count * 1_000_000), queues), flush=True)
         return
-    print(table(measured(chosen.millions, chosen.queues, chosen.cores, chosen.directory)))
+    for figure in measured(chosen.millions, chosen.queues, chosen.cores, chosen.directory):  # as they come
+        print(table([figure]).splitlines()[-1], flush=True)
 
 
 if __name__ == "__main__":
