@@ -37,7 +37,9 @@ def lake(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         store: ObjectStore = request.getfixturevalue("s3")
         lake = store.new_place().create()
     rows = [messages(0, 40, queue_id=queue_id, begin=DAY - timedelta(seconds=20), millis=1000) for queue_id in (0, 1)]
-    commit(lake, 0, *rows, messages(0, 5, topic="payments"))
+    for batch, of_queue in enumerate(rows):
+        commit(lake, batch, of_queue)
+    commit(lake, len(rows), messages(0, 5, topic="payments"))
     return lake
 
 

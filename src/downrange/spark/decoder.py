@@ -209,15 +209,21 @@ class _Columns:
     def _hosts(self, which: str) -> pa.Array:
         if self._records.has_v6:
             return strings([str(unpack_host(packed)) for packed in self._packed_hosts(which)])
+        packed = self._records.packed_v4_hosts(which)
+        if len(packed) and (packed == packed[0]).all():  # always so for the broker's, and often for the sender's
+            return constant(_host_text(int(packed[0])), len(packed))
         # Most records name one of a few hosts: the text of each host is made once.
-        encoded = numbers(self._records.packed_v4_hosts(which), pa.uint64()).dictionary_encode()
-        texts = [str(unpack_host(value.to_bytes(8, sys.byteorder))) for value in encoded.dictionary.to_pylist()]
-        return strings(texts).take(encoded.indices)
+        encoded = numbers(packed, pa.uint64()).dictionary_encode()
+        return strings([_host_text(value) for value in encoded.dictionary.to_pylist()]).take(encoded.indices)
 
     def _packed_hosts(self, which: str) -> list[bytes]:
         whole = memoryview(self._data)
         starts, sizes = self._records.hosts(which)
         return [bytes(whole[start : start + size]) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+
+
+def _host_text(packed: int) -> str:
+    return str(unpack_host(packed.to_bytes(8, sys.byteorder)))
 
 
 def _timestamps(millis: npt.NDArray[np.int64]) -> pa.Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,15 +79,16 @@ class LogFiles:
 
 
 class QueueFiles:
-    """The entries of one consume queue by number. Files are opened for each read, because there may be many queues."""
+    """The entries of one consume queue by number. Files are opened for each read, because there may be many queues.
 
-    def __init__(self, directory: Path, file_size: int) -> None:
+    `names` are those of the files when the directory was listed, `file_size` is the size that all of them have.
+    """
+
+    def __init__(self, directory: Path, names: Iterable[str], file_size: int) -> None:
         self._directory = str(directory)
-        self._file_size = file_size
-
-    def _starts(self) -> list[int]:
+        self._starts = sorted(int(name) for name in names if name.isascii() and name.isdecimal())
         """The first bytes of the files, counted from the first entry ever."""
-        return sorted(int(name) for name in os.listdir(self._directory) if name.isascii() and name.isdecimal())
+        self._file_size = file_size
 
     def _open(self, start: int) -> int | None:
         """A descriptor of the file that begins at `start`; None when it expired meanwhile."""
@@ -113,11 +115,10 @@ class QueueFiles:
 
     def reach(self, log: LogFiles) -> Reach:
         """The range of entries whose records are in the log: the oldest may be deleted, the newest not written yet."""
-        starts = self._starts()
-        if not starts:
+        if not self._starts:
             return Reach(0, 0)
-        low = starts[0] // ENTRY_SIZE
-        end = self._end(starts)
+        low = self._starts[0] // ENTRY_SIZE
+        end = self._end()
         if end > low and self._is_kept(low, log):  # nearly always
             minimum = low
         else:
@@ -127,13 +128,13 @@ class QueueFiles:
             end = minimum + _first(end - minimum, lambda number: not self._is_readable(minimum + number, log))
         return Reach(minimum, end)
 
-    def _end(self, starts: list[int]) -> int:
+    def _end(self) -> int:
         """The number after that of the last written entry."""
-        for start in reversed(starts):
+        for start in reversed(self._starts):
             written = self._written(start)
             if written:
                 return start // ENTRY_SIZE + written
-        return starts[0] // ENTRY_SIZE
+        return self._starts[0] // ENTRY_SIZE
 
     def _written(self, start: int) -> int:
         """The number of written entries of the file that begins at `start`."""

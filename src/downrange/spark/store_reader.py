@@ -23,8 +23,9 @@ from downrange.spark.offsets import Offsets
 from downrange.spark.options import SourceOptions
 from downrange.spark.planner import QueueRange, Reach
 from downrange.spark.store_queues import Entries, LogFiles, QueueFiles
-from downrange.store.check.directory import StoreDirectory
+from downrange.store.check.directory import QueuePlace, StoreDirectory
 from downrange.store.queue.consume_queue_ext import LAST_ADDRESS
+from downrange.store.queue.queue_entry import ENTRY_SIZE
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +45,18 @@ class _Store:
     def queues(self) -> dict[MessageQueue, QueueFiles]:
         """All queues. To list them takes long when there are thousands: only the planner does so."""
         return {
-            MessageQueue(place.topic, self._broker_name, place.queue_id): QueueFiles(place.path, place.file_size)
+            MessageQueue(place.topic, self._broker_name, place.queue_id): _files_at(place)
             for place in self._directory.queues
-            if place.file_size
+            if place.sizes
         }
 
-    def files_of(self, queue: MessageQueue) -> QueueFiles | None:
-        """The files of one queue; None when there are none (any more)."""
-        place = self._directory.queue(queue.topic, queue.queue_id)
-        return QueueFiles(place.path, place.file_size) if place is not None and place.file_size else None
+    def files_of(self, queue: MessageQueue) -> QueueFiles:
+        """The files that one queue has now."""
+        return _files_at(self._directory.queue(queue.topic, queue.queue_id))
+
+
+def _files_at(place: QueuePlace) -> QueueFiles:
+    return QueueFiles(place.path, place.sizes, place.file_size or ENTRY_SIZE)
 
 
 def _broker_name(root: Path) -> str:
@@ -109,18 +113,16 @@ class StoreReader:
         for wanted in ranges:
             at = wanted.start
             files = self._store.files_of(wanted.queue)
-            if files is None:
-                self._lost(wanted, at)
-                continue
             while at < wanted.stop:
                 entries = files.entries(at, min(wanted.stop - at, _ENTRIES_AT_ONCE))
-                if not len(entries):
-                    self._lost(wanted, at)
-                    there = files.reach(self._store.log)
-                    at = there.minimum if there.minimum > at else wanted.stop
+                if len(entries):
+                    yield from self._records(wanted, at, entries)
+                    at += len(entries)
                     continue
-                yield from self._records(wanted, at, entries)
-                at += len(entries)
+                self._lost(wanted, at)
+                files = self._store.files_of(wanted.queue)
+                there = files.reach(self._store.log)
+                at = there.minimum if there.minimum > at else wanted.stop
 
     def _records(self, wanted: QueueRange, at: int, entries: Entries) -> Iterator[Fetched]:
         log_files = self._store.log

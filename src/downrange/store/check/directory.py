@@ -219,18 +219,15 @@ class StoreDirectory:
     def _queue_places(self, kind: str) -> Iterator[QueuePlace]:
         top = self.root / kind
         for topic in sorted(top.iterdir()) if top.is_dir() else ():
-            for queue in sorted(topic.iterdir()) if topic.is_dir() else ():
-                if queue.name.isascii() and queue.name.isdecimal() and queue.is_dir():
-                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                        yield QueuePlace(topic.name, int(queue.name), queue, _sizes_in(queue))
+            for name in _numbered_directories(topic) if topic.is_dir() else ():
+                path = topic / name
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    yield QueuePlace(topic.name, int(name), path, _sizes_in(path))
 
-    def queue(self, topic: str, queue_id: int) -> QueuePlace | None:
-        """One queue, without a look at the others; None when it does not exist (any more)."""
+    def queue(self, topic: str, queue_id: int) -> QueuePlace:
+        """One queue as it is now, without a look at the others. It has no files when it does not exist."""
         path = self.root / "consumequeue" / topic / str(queue_id)
-        try:
-            return QueuePlace(topic, queue_id, path, _sizes_in(path))
-        except FileNotFoundError:
-            return None
+        return QueuePlace(topic, queue_id, path, _sizes_in(path) if path.is_dir() else {})
 
     def _index_files(self) -> list[Path]:
         top = self.root / "index"
@@ -282,9 +279,18 @@ class StoreDirectory:
         return next((segment for segment in reversed(list(self.segments)) if segment.has_data_from(0)), None)
 
 
+def _numbered_directories(directory: Path) -> list[str]:
+    with os.scandir(directory) as entries:
+        return sorted(one.name for one in entries if one.name.isascii() and one.name.isdecimal() and one.is_dir())
+
+
 def _sizes_in(directory: Path) -> dict[str, int]:
-    sizes = {name: _size_of(directory / name) for name in sorted(os.listdir(directory))}
-    return {name: size for name, size in sizes.items() if size is not None}
+    sizes = {}
+    with os.scandir(directory) as entries:
+        for one in entries:
+            with contextlib.suppress(FileNotFoundError):  # expired meanwhile
+                sizes[one.name] = one.stat().st_size
+    return dict(sorted(sizes.items()))
 
 
 def _size_of(path: Path) -> int | None:
