@@ -65,7 +65,6 @@ def prepare(mq: EmbeddedBroker) -> None:
         for number in range(len(blocks(page)))
     ],
 )
-@pytest.mark.timeout(240)
 def test_a_block_runs(page: str, number: int, tmp_path: Path) -> None:
     with broker() as mq:
         prepare(mq)
