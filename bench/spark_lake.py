@@ -129,7 +129,7 @@ def _commits(lake: Lake) -> Iterator[Figure]:
         taken.append((time.perf_counter() - began) * 1000)
     taken.sort()
     for share in (50, 99):
-        yield Figure(f"commit of {QUEUES} files, synced, p{share}", taken[len(taken) * share // 100], "ms")
+        yield Figure(f"commit of a file, synced, p{share}", taken[len(taken) * share // 100], "ms")
 
 
 if __name__ == "__main__":
