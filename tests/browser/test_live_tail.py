@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,42 @@ async def seen(visitor: Visitor, wanted: int, seconds: float = 60) -> int:
         await asyncio.sleep(0.2)
 
 
+@dataclass
+class Tasks:
+    """The tasks of the page's main thread, in milliseconds: how long each took, and how long it had the processor."""
+
+    took: list[float] = field(default_factory=list)
+    used: list[float] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def tasks_of(visitor: Visitor) -> AsyncIterator[Tasks]:
+    """The tasks of a block, there when the block has ended. Chromium traces them, with the time of their thread."""
+    browser = visitor.page.context.browser
+    assert browser is not None
+    session = await browser.new_browser_cdp_session()
+    events: list[dict[str, Any]] = []
+    is_complete = asyncio.Event()
+    session.on("Tracing.dataCollected", lambda told: events.extend(told["value"]))
+    session.on("Tracing.tracingComplete", lambda told: is_complete.set())
+    wanted = {"traceConfig": {"includedCategories": ["toplevel"]}, "transferMode": "ReportEvents"}
+    await session.send("Tracing.start", wanted)
+    tasks = Tasks()
+    try:
+        yield tasks
+    finally:
+        await session.send("Tracing.end")
+        await is_complete.wait()
+        await session.detach()
+    named = [one for one in events if one.get("name") == "thread_name"]
+    main = {(one["pid"], one["tid"]) for one in named if one["args"]["name"] == "CrRendererMain"}
+    for one in events:
+        if (one.get("pid"), one.get("tid")) in main and one.get("ph") == "X" and one["name"].endswith("RunTask"):
+            tasks.took.append(one["dur"] / 1000)
+            tasks.used.append(one.get("tdur", one["dur"]) / 1000)
+    assert tasks.used, "the browser told no task"
+
+
 async def watch_at_full_speed(visitor: Visitor, namesrv: str, topic: str, seconds: float) -> dict[str, Any]:
     """Frames a second, the longest task, and the growth of the heap while 5,000 messages a second match."""
     await visitor.opens(f"/c/local/tail?topic={topic}")
@@ -125,11 +162,15 @@ async def test_18_five_thousand_matches_a_second_are_all_counted_and_few_are_dra
 
 @pytest.mark.slow
 async def test_18_a_minute_at_full_speed(visitor: Visitor, admin: Admin, cluster: Standalone) -> None:
+    """A task is judged by the processor time that it used. Beside other work on two processors a task that used 6 ms
+    took 396: the machine had taken the processor away. On a quiet machine both are the same."""
     await create_topic(admin, "fed-long", 4)
-    measured = await watch_at_full_speed(visitor, cluster.namesrv, "fed-long", 60)
+    async with tasks_of(visitor) as tasks:
+        measured = await watch_at_full_speed(visitor, cluster.namesrv, "fed-long", 60)
+    print(f"tasks: {len(tasks.used):,}, the longest took {max(tasks.took):.0f} ms and used {max(tasks.used):.0f} ms")
     assert measured["sent"] > 0.9 * 5000 * 60
     assert measured["rate"] >= 50
-    assert measured["longest"] <= 100
+    assert max(tasks.used) <= 100
     assert measured["growth"] < 10_000_000, "the page keeps 5,000 rows and no more"
 
 

@@ -66,10 +66,14 @@ async def test_make_the_pictures(visits: Visits, tidy: ConsoleProcess) -> None:
         elif await visitor.page.query_selector("[data-chart]"):
             await visitor.page.wait_for_selector(".u-over")
         await visitor.page.screenshot(path=PICTURES / f"{name}.png")
+    chinese = await visits(tidy.address, 1280, 860, locale="zh-CN")
+    await chinese.opens("/c/local")
+    await chinese.page.wait_for_selector(".u-over")
+    await chinese.page.screenshot(path=PICTURES / "overview-chinese.png")
 
 
 async def test_the_page_has_its_pictures() -> None:
     names = re.findall(r"!\[[^\]]+\]\(console/([\w-]+)\.png\)", PAGE.read_text())
-    assert sorted(names) == ["dead-letters", "group", "message", "overview", "tail", "topic"]
+    assert sorted(names) == ["dead-letters", "group", "message", "overview", "overview-chinese", "tail", "topic"]
     for name in names:
         assert (PICTURES / f"{name}.png").read_bytes().startswith(b"\x89PNG"), name

@@ -162,7 +162,7 @@ async def test_25_a_console_that_only_reads_has_nothing_that_writes(visits: Visi
         await visitor.until("/c/local/groups", 'a:text-is("billing")')
         for path in PAGES:
             await visitor.opens(path)
-            assert await visitor.page.query_selector("form[method=post]") is None, path
+            assert await visitor.page.query_selector('form[method=post]:not([action="/language"])') is None, path
             assert await visitor.page.query_selector("text=/^(Move offsets|Send again|Plan .*)$/") is None, path
         assert "read-only" in await visitor.text(".tools")
         for path in ("/c/local/groups/billing/move", "/c/local/topics/orders/send", "/c/local/plans/x/apply"):

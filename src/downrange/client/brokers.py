@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from downrange.client.errors import BrokerNotFound
+from downrange.model.text import Text
 from downrange.protocol.bodies.routes import MASTER_ID, BrokerData, TopicRouteData
 
 
@@ -47,5 +48,9 @@ def masters_of(brokers: Collection[Broker]) -> list[Broker]:
 def reachable(broker: Broker) -> Broker:
     """`broker`, or BrokerNotFound when it has no address."""
     if not broker.address:
-        raise BrokerNotFound(f"broker {broker.name} has no master at the moment; start it, or wait until it registers")
+        raise BrokerNotFound(
+            Text(
+                "broker {broker} has no master at the moment; start it, or wait until it registers", broker=broker.name
+            )
+        )
     return broker

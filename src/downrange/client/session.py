@@ -25,6 +25,7 @@ from downrange.client.route_chase import RouteChase
 from downrange.client.silent_brokers import SilentBrokers
 from downrange.clock import Clock, SystemClock
 from downrange.model.errors import MQError
+from downrange.model.text import Text
 from downrange.model.topics import is_system_topic
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.routes import (
@@ -241,7 +242,12 @@ class Session:
             self._missing.add(topic)
             if topic not in self._followed and self._routes.pop(topic, None) is not None:
                 self.route_changes += 1
-            raise NoRoute(topic, f"no broker serves the topic {topic}, says name server {self.namesrv}") from None
+            raise NoRoute(
+                topic,
+                Text(
+                    "no broker serves the topic {topic}, says name server {namesrv}", topic=topic, namesrv=self.namesrv
+                ),
+            ) from None
         route = decode_body(TopicRouteData, reply.body_bytes)
         self._store_route(topic, route)
         return route
@@ -389,7 +395,14 @@ class Session:
         info = await self.cluster_info()
         if cluster is not None and cluster not in info.cluster_addr_table:
             known = ", ".join(sorted(info.cluster_addr_table)) or "none"
-            raise ClusterNotFound(f"no cluster {cluster}; clusters known to name server {self.namesrv}: {known}")
+            raise ClusterNotFound(
+                Text(
+                    "no cluster {cluster}; clusters known to name server {namesrv}: {known}",
+                    cluster=cluster,
+                    namesrv=self.namesrv,
+                    known=known,
+                )
+            )
         return [
             Broker(address, data.broker_name, data.cluster, broker_id)
             for data in sorted(info.broker_addr_table.values(), key=lambda data: (data.cluster, data.broker_name))
@@ -413,7 +426,14 @@ class Session:
             if broker.name == name_or_address:
                 return reachable(broker)
         known = ", ".join(broker.name for broker in masters) or "none"
-        raise BrokerNotFound(f"no broker {name_or_address}; brokers known to name server {self.namesrv}: {known}")
+        raise BrokerNotFound(
+            Text(
+                "no broker {name_or_address}; brokers known to name server {namesrv}: {known}",
+                name_or_address=name_or_address,
+                namesrv=self.namesrv,
+                known=known,
+            )
+        )
 
 
 def _addresses_of(route: TopicRouteData) -> set[str]:

@@ -22,15 +22,17 @@ from downrange.console.config import ConsoleConfig, LoginKind
 from downrange.console.findings import Finding, Looked, findings
 from downrange.console.history_file import HistoryFile
 from downrange.console.jobs import Jobs
+from downrange.console.languages import LANGUAGES
 from downrange.console.pages import Page, Templates
 from downrange.console.plans import Plans
-from downrange.console.requests import Requests, Visit
+from downrange.console.requests import READING, Requests, Visit
 from downrange.console.sampler import Sampler, watching
 from downrange.console.static_files import StaticFiles
 from downrange.console.streams import Streams
 from downrange.console.users_file import Role
 from downrange.console.views import ADDRESSES
 from downrange.model.errors import MQError
+from downrange.model.text import Text
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +88,8 @@ class Console:
         await asyncio.to_thread(self._templates.warm)
 
     def render(self, visit: Visit, page: Page) -> str:
-        return self._templates.render(page.template, {**self._layout(visit, page), **page.data, **page.chrome})
+        values = {**self._layout(visit, page), **page.data, **page.chrome}
+        return self._templates.render(page.template, values, visit.language)
 
     def _layout(self, visit: Visit, page: Page) -> dict[str, Any]:
         known = visit.clusters if visit.who.name != "nobody" else {}
@@ -115,23 +118,26 @@ class Console:
             "moment": lambda millis, exact=False: formats.moment(millis, zone, now, with_millis=exact),
             "when": lambda millis: formats.when(millis, zone, now),
             "zone_name": str(zone),
+            "language": visit.language,
+            "languages": list(LANGUAGES.values()),
+            "here": here(visit),
         }
 
 
 _PAGES = (
-    ("overview", "", "Overview", "o"),
-    ("topics", "topics", "Topics", "t"),
-    ("groups", "groups", "Groups", "g"),
-    ("messages", "messages", "Messages", "m"),
-    ("tail", "tail", "Live tail", "l"),
-    ("dead-letters", "dead-letters", "Dead letters", "d"),
-    ("delayed", "delayed", "Delayed", "y"),
-    ("transactions", "transactions", "Transactions", "x"),
-    ("clients", "clients", "Clients", "c"),
-    ("brokers", "brokers", "Brokers", "b"),
-    ("name-servers", "name-servers", "Name servers", "n"),
-    ("pipelines", "pipelines", "Pipelines", "p"),
-    ("users", "users", "Users", "u"),
+    ("overview", "", Text("Overview"), "o"),
+    ("topics", "topics", Text("Topics"), "t"),
+    ("groups", "groups", Text("Groups"), "g"),
+    ("messages", "messages", Text("Messages"), "m"),
+    ("tail", "tail", Text("Live tail"), "l"),
+    ("dead-letters", "dead-letters", Text("Dead letters"), "d"),
+    ("delayed", "delayed", Text("Delayed"), "y"),
+    ("transactions", "transactions", Text("Transactions"), "x"),
+    ("clients", "clients", Text("Clients"), "c"),
+    ("brokers", "brokers", Text("Brokers"), "b"),
+    ("name-servers", "name-servers", Text("Name servers"), "n"),
+    ("pipelines", "pipelines", Text("Pipelines"), "p"),
+    ("users", "users", Text("Users"), "u"),
 )
 
 
@@ -141,9 +147,9 @@ def navigation(cluster: Cluster, visit: Visit) -> list[dict[str, Any]]:
     dead = snapshot.all_dead_letters
     trouble = len(snapshot.lost) + sum(1 for one in snapshot.brokers.values() if one.error is not None)
     badges = {
-        "groups": (len(snapshot.groups_behind) or "", "groups behind"),
-        "dead-letters": (formats.number(dead) if dead else "", "dead letters"),
-        "brokers": ("!" if trouble else "", "brokers in trouble"),
+        "groups": (len(snapshot.groups_behind) or "", Text("groups behind")),
+        "dead-letters": (formats.number(dead) if dead else "", Text("dead letters")),
+        "brokers": ("!" if trouble else "", Text("brokers in trouble")),
     }
     parts = visit.request.scope["path"].split("/")
     current = parts[3] if len(parts) > 3 else "overview"
@@ -160,6 +166,14 @@ def navigation(cluster: Cluster, visit: Visit) -> list[dict[str, Any]]:
         }
         for name, path, label, key in _PAGES
     ]
+
+
+def here(visit: Visit) -> str:
+    """The address of this page, to come back to; that of a form leads to the beginning."""
+    if visit.request.method not in READING:
+        return "/"
+    query = visit.request.url.query
+    return quote(visit.request.scope["path"], safe="/") + (f"?{query}" if query else "")
 
 
 def json_address(visit: Visit) -> str:

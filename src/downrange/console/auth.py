@@ -21,6 +21,7 @@ from downrange.console.clusters import Cluster
 from downrange.console.config import AccessConfig, LoginKind
 from downrange.console.users_file import Role, UsersFile
 from downrange.model.errors import MQError
+from downrange.model.text import Text, joined, said_by
 
 SESSION_SECONDS: Final = 12 * 3600
 MOST_SESSIONS: Final = 10_000
@@ -115,7 +116,7 @@ class Logins:
         """The cookie of a new session; raises LoginRefused."""
         recent = self._recent(name, address)
         if len(recent) >= FAILURES_A_MINUTE:
-            raise LoginRefused("too many attempts; wait a minute")
+            raise LoginRefused(Text("too many attempts; wait a minute"))
         recent.append(self._clock.monotonic())
         token = secrets.token_urlsafe(32)
         if self.access.login is LoginKind.ACL:
@@ -124,7 +125,7 @@ class Logins:
             assert self._users is not None
             user = await asyncio.to_thread(self._users.check, name, password)
             if user is None:
-                raise LoginRefused("name and password do not fit")
+                raise LoginRefused(Text("name and password do not fit"))
             who = Who(name, user.role, token)
         recent.clear()
         cookie = secrets.token_urlsafe(32)
@@ -151,17 +152,17 @@ class Logins:
     async def _admins(self, access_key: str, secret_key: str) -> dict[str, Admin]:
         """Sessions of this user with the clusters that know them. A cluster without access control proves nothing."""
         found: dict[str, Admin] = {}
-        reasons: list[str] = []
+        reasons: list[Text] = []
         for name, cluster in self._clusters.items():
             admin = cluster.admin_of(access_key, secret_key)
             problem = await _problem(admin)
             if problem is None:
                 found[name] = admin
             else:
-                reasons.append(f"{name}: {problem}")
+                reasons.append(joined(": ", (name, problem)))
                 await admin.session.close()
         if not found:
-            raise LoginRefused("; ".join(reasons) or "there is no cluster to ask")
+            raise LoginRefused(joined("; ", reasons) if reasons else Text("there is no cluster to ask"))
         return found
 
     async def log_out(self, cookie: str | None) -> None:
@@ -175,19 +176,19 @@ class Logins:
             await self.log_out(cookie)
 
 
-async def _problem(admin: Admin) -> str | None:
+async def _problem(admin: Admin) -> Text | None:
     """Why an account is not let in: no broker, no access control, or the broker refuses it."""
     try:
         async with asyncio.timeout(5):
             masters = await admin.session.masters()
             if not masters:
-                return "no broker is registered"
+                return Text("no broker is registered")
             answers = await admin.cluster.config(broker=masters[0].address)
             answers.raise_if_none()
     except TimeoutError:
-        return "no answer within 5 s"
+        return Text("no answer within {seconds:g} s", seconds=5)
     except MQError as error:
-        return str(error)
+        return said_by(error)
     settings = next(iter(answers.done.values())).table
     is_on = "true" in (settings.get("aclEnable"), settings.get("authenticationEnabled"))
-    return None if is_on else "it has no access control, so that a key proves nothing"
+    return None if is_on else Text("it has no access control, so that a key proves nothing")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from downrange.console.formats import size
+from downrange.model.text import Text
 
 MOST_SHOWN: Final = 64 << 10
 MOST_UNPACKED: Final = 4 << 20
@@ -36,7 +37,7 @@ class BodyLook:
 
     bytes: int
     views: list[View] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Text] = field(default_factory=list)
 
     @property
     def names(self) -> list[str]:
@@ -48,16 +49,23 @@ class BodyLook:
 
 def look(body: bytes, mask: re.Pattern[str] | None = None) -> BodyLook:
     """The views of a body. With a mask only JSON is shown, without the values of the fields it names."""
-    notes: list[str] = []
+    notes: list[Text] = []
     plain = body
     if packed := _packing(body):
         unpacked, is_whole = _unpack(body)
         if unpacked is None:
-            notes.append(f"looks like {packed}, but cannot be unpacked")
+            notes.append(Text("looks like {packing}, but cannot be unpacked", packing=packed))
         elif not is_whole:
-            notes.append(f"{packed}: unpacked it is larger than {size(MOST_UNPACKED)} and is not shown")
+            notes.append(
+                Text(
+                    "{packing}: unpacked it is larger than {most} and is not shown",
+                    packing=packed,
+                    most=size(MOST_UNPACKED),
+                )
+            )
         else:
-            notes.append(f"{packed}: {size(len(body))}, unpacked {size(len(unpacked))}")
+            whole = size(len(unpacked))
+            notes.append(Text("{packing}: {size}, unpacked {whole}", packing=packed, size=size(len(body)), whole=whole))
             plain = unpacked
     if mask is not None:
         return _masked(body, plain, mask, notes)
@@ -67,12 +75,12 @@ def look(body: bytes, mask: re.Pattern[str] | None = None) -> BodyLook:
     return BodyLook(len(body), views, notes)
 
 
-def _masked(body: bytes, plain: bytes, mask: re.Pattern[str], notes: list[str]) -> BodyLook:
+def _masked(body: bytes, plain: bytes, mask: re.Pattern[str], notes: list[Text]) -> BodyLook:
     document = _document(plain)
     if document is None:
-        notes.append("values are masked for your role, and only JSON can be masked: this body is not shown")
+        notes.append(Text("values are masked for your role, and only JSON can be masked: this body is not shown"))
         return BodyLook(len(body), [], notes)
-    notes.append("some values are masked for your role")
+    notes.append(Text("some values are masked for your role"))
     return BodyLook(len(body), [_cut("JSON", _pretty(masked(document[0], mask)))], notes)
 
 

@@ -13,6 +13,7 @@ from downrange.client.session import ONLY_SUCCESS, Session
 from downrange.clock import Clock
 from downrange.console.history import History
 from downrange.console.snapshot import Snapshot
+from downrange.model.text import Text
 from downrange.protocol.command import Command
 
 ANSWER_SECONDS: Final = 2.0
@@ -35,7 +36,7 @@ class PageSession(Session):
     ) -> Command:
         state = self._snapshot.brokers.get(address)
         if state is not None and state.is_silent:
-            raise BrokerSilent(f"{state.name} does not answer: {state.error}")
+            raise BrokerSilent(Text("{name} does not answer: {error}", name=state.name, error=state.error))
         return await super().invoke(address, command, timeout, accept)
 
 

@@ -9,10 +9,10 @@ from enum import IntEnum
 from typing import Final
 from urllib.parse import quote
 
-from downrange.console.formats import moment, number, percent, plural, span
+from downrange.console.formats import moment, number, percent, span
 from downrange.console.history import History
 from downrange.console.snapshot import BrokerState, GroupState, Member, Snapshot
-from downrange.model.message import MessageQueue
+from downrange.model.text import Text, as_is, joined, plural
 from downrange.model.topics import RETRY_PREFIX
 
 DISK_WARNING: Final = 0.75
@@ -39,11 +39,11 @@ class Finding:
     """One sentence, where to look, and what to do. `subject` is a broker or a group, whose page shows it, too."""
 
     harm: Harm
-    text: str
+    text: Text
     link: str
     kind: str
     subject: str = ""
-    todo: str = ""
+    todo: Text = Text("")
 
     @property
     def word(self) -> str:
@@ -76,33 +76,40 @@ def findings(looked: Looked) -> list[Finding]:
 
 def _cluster_unknown(look: Looked) -> Iterator[Finding]:
     if look.snapshot.error is not None:
-        known = f" Figures are of {look.time(look.snapshot.at)}." if look.snapshot.at else ""
-        text = f"No name server answers: {look.snapshot.error}.{known}"
-        todo = "Look whether the name servers run, and whether this machine reaches their port."
+        known = Text(" Figures are of {at}.", at=look.time(look.snapshot.at)) if look.snapshot.at else Text("")
+        text = Text("No name server answers: {error}.{known}", error=look.snapshot.error, known=known)
+        todo = Text("Look whether the name servers run, and whether this machine reaches their port.")
         yield Finding(Harm.LOSS, text, look.at("name-servers"), "no-namesrv", todo=todo)
     for address, error in look.snapshot.namesrv_errors.items():
         if look.snapshot.error is None:
-            text = f"Name server {address} does not answer: {error}."
-            todo = "Start it again; the others serve routes meanwhile."
+            text = Text("Name server {address} does not answer: {error}.", address=address, error=error)
+            todo = Text("Start it again; the others serve routes meanwhile.")
             yield Finding(Harm.RISK, text, look.at("name-servers"), "namesrv-gone", address, todo)
 
 
 def _brokers_gone(look: Looked) -> Iterator[Finding]:
     for name, since in look.snapshot.lost.items():
-        text = f"{name} is gone since {look.time(since)}: no name server lists its master."
-        todo = "Start it again: what it stored waits on its disk."
+        text = Text("{name} is gone since {since}: no name server lists its master.", name=name, since=look.time(since))
+        todo = Text("Start it again: what it stored waits on its disk.")
         yield Finding(Harm.LOSS, text, look.at("brokers"), "broker-gone", name, todo)
     for (name, broker_id), since in look.snapshot.lost_slaves.items():
         if look.snapshot.controllers is None:  # a controller gives other ids when roles change
-            text = f"Slave {broker_id} of {name} is gone since {look.time(since)}."
-            yield Finding(Harm.RISK, text, look.at("brokers"), "slave-gone", name, "Start it again.")
+            text = Text(
+                "Slave {broker_id} of {name} is gone since {since}.",
+                broker_id=broker_id,
+                name=name,
+                since=look.time(since),
+            )
+            yield Finding(Harm.RISK, text, look.at("brokers"), "slave-gone", name, Text("Start it again."))
     for state in look.snapshot.brokers.values():
         if state.error is None:
             continue
-        role = "" if state.is_master else f" (slave {state.broker.broker_id})"
-        age = f" Its figures are of {look.time(state.at)}." if state.at else ""
-        text = f"{state.name}{role} does not answer: {state.error}.{age}"
-        todo = "Look at its process, its machine and the network between here and there."
+        role = Text("") if state.is_master else Text(" (slave {broker_id})", broker_id=state.broker.broker_id)
+        age = Text(" Its figures are of {at}.", at=look.time(state.at)) if state.at else Text("")
+        text = Text(
+            "{name}{role} does not answer: {error}.{age}", name=state.name, role=role, error=state.error, age=age
+        )
+        todo = Text("Look at its process, its machine and the network between here and there.")
         yield Finding(Harm.LOSS, text, look.at("brokers", state.name), "broker-silent", state.name, todo)
 
 
@@ -110,17 +117,21 @@ def _broker_state(look: Looked) -> Iterator[Finding]:
     for state in look.snapshot.masters:
         link = look.at("brokers", state.name)
         if state.settings.get("brokerPermission") in ("4", "0"):
-            text = f"{state.name} is read-only: it takes no messages (brokerPermission)."
-            todo = "Set brokerPermission=6 on its page when it may take messages again."
+            text = Text("{name} is read-only: it takes no messages (brokerPermission).", name=state.name)
+            todo = Text("Set brokerPermission=6 on its page when it may take messages again.")
             yield Finding(Harm.LOSS, text, link, "broker-read-only", state.name, todo)
     for state in look.snapshot.brokers.values():
         ratio = state.runtime.disk_ratio if state.runtime is not None else None
         if ratio is not None and ratio >= DISK_WARNING:
             refuses = _refuses_at(state)
             harm = Harm.LOSS if ratio >= refuses else Harm.RISK
-            says = "refuses messages" if harm is Harm.LOSS else f"refuses messages at {percent(refuses)}"
-            text = f"{state.name}: disk {percent(ratio)}, {says}."
-            todo = "Make room, or set a shorter fileReservedTime on its page."
+            says = (
+                Text("refuses messages")
+                if harm is Harm.LOSS
+                else Text("refuses messages at {refuses}", refuses=percent(refuses))
+            )
+            text = Text("{name}: disk {ratio}, {says}.", name=state.name, ratio=percent(ratio), says=says)
+            todo = Text("Make room, or set a shorter fileReservedTime on its page.")
             yield Finding(harm, text, look.at("brokers", state.name), "disk", state.name, todo)
 
 
@@ -140,8 +151,13 @@ def _slaves_behind(look: Looked) -> Iterator[Finding]:
             continue
         lag = end - runtime.max_offset
         if lag > SLAVE_BEHIND_BYTES:
-            text = f"Slave {state.broker.broker_id} of {state.name} is {number(lag / (1 << 20))} MiB behind its master."
-            todo = "Look at the network and at the disk of the slave; do not stop the master now."
+            text = Text(
+                "Slave {broker_id} of {name} is {size} behind its master.",
+                broker_id=state.broker.broker_id,
+                name=state.name,
+                size=Text("{count} MiB", count=number(lag / (1 << 20))),
+            )
+            todo = Text("Look at the network and at the disk of the slave; do not stop the master now.")
             yield Finding(Harm.RISK, text, look.at("brokers", state.name), "slave-behind", state.name, todo)
 
 
@@ -150,22 +166,28 @@ def _controllers(look: Looked) -> Iterator[Finding]:
     if known is None:
         return
     if not known.leader:
-        text = "No controller leads: a master that is lost is not replaced."
-        todo = "Start controllers, and look whether they reach their etcd."
+        text = Text("No controller leads: a master that is lost is not replaced.")
+        todo = Text("Start controllers, and look whether they reach their etcd.")
         yield Finding(Harm.RISK, text, look.at("brokers"), "no-controller", todo=todo)
     for address, error in known.errors.items():
-        text = f"Controller {address} does not answer: {error}."
-        yield Finding(Harm.RISK, text, look.at("brokers"), "controller-silent", address, "Start it again.")
+        text = Text("Controller {address} does not answer: {error}.", address=address, error=error)
+        yield Finding(Harm.RISK, text, look.at("brokers"), "controller-silent", address, Text("Start it again."))
     for name, replicas in known.sets.items():
         link = look.at("brokers", name)
         if not replicas.master:
-            text = f"{name} has no master: the controller has found no replica that may become one."
-            todo = "Start a replica that was in sync; `downrange controller elect --unclean` loses messages."
+            text = Text("{name} has no master: the controller has found no replica that may become one.", name=name)
+            todo = Text("Start a replica that was in sync; `downrange controller elect --unclean` loses messages.")
             yield Finding(Harm.LOSS, text, link, "no-master", name, todo)
         if replicas.behind:
             ids = ", ".join(map(str, replicas.behind))
-            text = f"{name}: {plural(len(replicas.behind), 'replica')} ({ids}) not in sync, which cannot become master."
-            todo = "Start them if they do not run; else they are catching up."
+            text = plural(
+                len(replicas.behind),
+                "{name}: {count} replica ({ids}) not in sync, which cannot become master.",
+                "{name}: {count} replicas ({ids}) not in sync, which cannot become master.",
+                name=name,
+                ids=ids,
+            )
+            todo = Text("Start them if they do not run; else they are catching up.")
             yield Finding(Harm.RISK, text, link, "not-in-sync", name, todo)
 
 
@@ -173,33 +195,53 @@ def _groups_behind(look: Looked) -> Iterator[Finding]:
     for group in look.snapshot.groups_behind:
         behind = group.behind or 0
         link = look.at("groups", group.name)
-        since = f" since {look.time(group.behind_since)}" if group.behind_since else ""
-        oldest = f", the oldest waits for {span(group.oldest)}" if group.oldest is not None else ""
+        since = Text(" since {time}", time=look.time(group.behind_since)) if group.behind_since else Text("")
+        oldest = (
+            Text(", the oldest waits for {span}", span=span(group.oldest)) if group.oldest is not None else Text("")
+        )
         if not group.members and group.members_at:
-            text = f"{group.name} is {number(behind)} behind{since}, and no member runs."
-            todo = "Start a consumer of it; if nobody reads it any more, delete the group."
+            text = Text(
+                "{group} is {behind} behind{since}, and no member runs.",
+                group=group.name,
+                behind=number(behind),
+                since=since,
+            )
+            todo = Text("Start a consumer of it; if nobody reads it any more, delete the group.")
             yield Finding(Harm.DELAY, text, link, "group-without-members", group.name, todo)
         elif stuck := group.stuck_queues:
-            text = f"{group.name} is stuck: {plural(len(stuck), 'queue')} with {_waiting(group, stuck)}{oldest}."
-            todo = "Look at the stack of the member that holds the queue."
+            waiting = sum(group.queues[queue].behind for queue in stuck)
+            text = Text(
+                "{group} is stuck: {queues} with {messages} and no progress for a minute{oldest}.",
+                group=group.name,
+                queues=plural(len(stuck), "{count} queue", "{count} queues"),
+                messages=plural(waiting, "{count} message", "{count} messages"),
+                oldest=oldest,
+            )
+            todo = Text("Look at the stack of the member that holds the queue.")
             yield Finding(Harm.DELAY, text, f"{link}?tab=members", "group-stuck", group.name, todo)
         elif (growth := growth_of(look, group.name)) is not None and growth > 0.5:
-            text = f"{group.name} is {number(behind)} behind{since}, +{number(growth)}/s{oldest}."
+            text = Text(
+                "{group} is {behind} behind{since}, +{growth}/s{oldest}.",
+                group=group.name,
+                behind=number(behind),
+                since=since,
+                growth=number(growth),
+                oldest=oldest,
+            )
             yield Finding(Harm.DELAY, text, link, "group-growing", group.name, _how_to_keep_up(group))
 
 
-def _how_to_keep_up(group: GroupState) -> str:
+def _how_to_keep_up(group: GroupState) -> Text:
     """A queue of a clustering group has one member: more members than queues do not help."""
     queues = sum(1 for queue in group.queues if not queue.topic.startswith(RETRY_PREFIX))
     members = len(group.members)
     if group.consume_type == "CONSUME_POP" or members < queues:
-        return f"Start more members: {plural(members, 'member')} for {plural(queues, 'queue')}."
-    return "Every queue has a member of its own: make the members quicker, or add queues to the topic."
-
-
-def _waiting(group: GroupState, queues: list[MessageQueue]) -> str:
-    waiting = sum(group.queues[queue].behind for queue in queues)
-    return f"{plural(waiting, 'message')} and no progress for a minute"
+        return Text(
+            "Start more members: {members} for {queues}.",
+            members=plural(members, "{count} member", "{count} members"),
+            queues=plural(queues, "{count} queue", "{count} queues"),
+        )
+    return Text("Every queue has a member of its own: make the members quicker, or add queues to the topic.")
 
 
 def growth_of(look: Looked, group: str, seconds: float = 120.0) -> float | None:
@@ -228,14 +270,28 @@ def differences(group: GroupState) -> dict[str, dict[str, list[Member]]]:
 def _members_differ(look: Looked) -> Iterator[Finding]:
     for group in look.snapshot.groups.values():
         for topic, by_expression in differences(group).items():
-            parts = ", ".join(
-                f'{plural(len(members), "member")} with "{expression}"' if expression != "-"
-                else f"{plural(len(members), 'member')} not at all"
-                for expression, members in by_expression.items()
-            )  # fmt: skip
-            text = f"Members of {group.name} subscribe to {topic} differently: {parts}. Messages get lost."
+            parts = joined(
+                ", ",
+                [
+                    plural(
+                        len(members),
+                        '{count} member with "{expression}"',
+                        '{count} members with "{expression}"',
+                        expression=expression,
+                    )
+                    if expression != "-"
+                    else plural(len(members), "{count} member not at all", "{count} members not at all")
+                    for expression, members in by_expression.items()
+                ],
+            )
+            text = Text(
+                "Members of {group} subscribe to {topic} differently: {parts}. Messages get lost.",
+                group=group.name,
+                topic=topic,
+                parts=parts,
+            )
             link = look.at("groups", group.name) + "?tab=subscriptions"
-            todo = "Give all members of the group the same subscription."
+            todo = Text("Give all members of the group the same subscription.")
             yield Finding(Harm.LOSS, text, link, "subscriptions-differ", group.name, todo)
 
 
@@ -250,13 +306,14 @@ def _queues_without_member(look: Looked) -> Iterator[Finding]:
             if at.behind and group.holder(queue) is None and queue.broker_name not in unheard
         ]
         if free:
-            text = f"{plural(len(free), 'queue')} of {group.name} with waiting messages {_has(len(free))} no member."
-            todo = "It should pass within seconds; if it stays, restart the members one by one."
+            text = plural(
+                len(free),
+                "{count} queue of {group} with waiting messages has no member.",
+                "{count} queues of {group} with waiting messages have no member.",
+                group=group.name,
+            )
+            todo = Text("It should pass within seconds; if it stays, restart the members one by one.")
             yield Finding(Harm.DELAY, text, look.at("groups", group.name), "queue-without-member", group.name, todo)
-
-
-def _has(count: int) -> str:
-    return "has" if count == 1 else "have"
 
 
 def _dead_letters_rise(look: Looked) -> Iterator[Finding]:
@@ -268,25 +325,37 @@ def _dead_letters_rise(look: Looked) -> Iterator[Finding]:
         then = look.history.before(f"group:{group}", now - 24 * _HOUR, now)
         rise = dead - then[3] if then is not None and then[3] == then[3] else 0
         link = look.at("dead-letters", group)
-        text = f"{plural(dead, 'dead letter')} of {group}"
-        todo = "Find out why its members refuse them, then send them again from that page."
+        todo = Text("Find out why its members refuse them, then send them again from that page.")
         if then is not None and rise > 0:
-            text += f", {number(rise)} of them since {look.time(then[0] * 1000)}"
-            yield Finding(Harm.DELAY, f"{text}.", link, "dead-letters-rise", group, todo)
+            text = plural(
+                dead,
+                "{count} dead letter of {group}, {rise} of them since {time}.",
+                "{count} dead letters of {group}, {rise} of them since {time}.",
+                group=group,
+                rise=number(rise),
+                time=look.time(then[0] * 1000),
+            )
+            yield Finding(Harm.DELAY, text, link, "dead-letters-rise", group, todo)
         else:
-            yield Finding(Harm.RISK, f"{text}.", link, "dead-letters", group, todo)
+            text = plural(dead, "{count} dead letter of {group}.", "{count} dead letters of {group}.", group=group)
+            yield Finding(Harm.RISK, text, link, "dead-letters", group, todo)
 
 
 def _half_and_delayed(look: Looked) -> Iterator[Finding]:
     oldest = look.snapshot.half_oldest
     if look.snapshot.half and oldest is not None and oldest > HALF_OLD_MILLIS:
-        text = f"{plural(look.snapshot.half, 'half message')} without an answer, the oldest for {span(oldest)}."
-        todo = "Start the producer group that sent them: brokers ask its members how the transaction ended."
+        text = plural(
+            look.snapshot.half,
+            "{count} half message without an answer, the oldest for {oldest}.",
+            "{count} half messages without an answer, the oldest for {oldest}.",
+            oldest=span(oldest),
+        )
+        todo = Text("Start the producer group that sent them: brokers ask its members how the transaction ended.")
         yield Finding(Harm.DELAY, text, look.at("transactions"), "half-old", todo=todo)
     late = look.snapshot.delayed_late
     if late is not None and late > DELAYED_LATE_MILLIS:
-        text = f"Delayed messages are late by {span(late)}."
-        todo = "Look at the load and at the disk of the broker that keeps them."
+        text = Text("Delayed messages are late by {late}.", late=span(late))
+        todo = Text("Look at the load and at the disk of the broker that keeps them.")
         yield Finding(Harm.DELAY, text, look.at("delayed"), "delayed-late", todo=todo)
 
 
@@ -298,19 +367,28 @@ def _topics_on_one_broker(look: Looked) -> Iterator[Finding]:
         topic.name for topic in look.snapshot.user_topics() if len(look.snapshot.brokers_of_topic(topic.name)) == 1
     ]
     if alone:
-        names = ", ".join(sorted(alone)[:3]) + (" and others" if len(alone) > 3 else "")
-        is_one = len(alone) == 1
-        text = f"{plural(len(alone), 'topic')} {'is' if is_one else 'are'} on one broker only: {names}."
-        todo = "Create them on the other brokers, too, or nothing can be sent while that broker is down."
+        text = plural(
+            len(alone),
+            "{count} topic is on one broker only: {names}.",
+            "{count} topics are on one broker only: {names}.",
+            names=_some(sorted(alone), 3),
+        )
+        todo = Text("Create them on the other brokers, too, or nothing can be sent while that broker is down.")
         yield Finding(Harm.RISK, text, look.at("topics") + "?kind=one-broker", "one-broker", todo=todo)
 
 
 def _namesrvs_differ(look: Looked) -> Iterator[Finding]:
     tables = look.snapshot.namesrvs
     if len(tables) > 1 and (keys := differing_keys(tables)):
-        text = f"Name servers have different settings: {', '.join(keys[:4])}{' and others' if len(keys) > 4 else ''}."
-        todo = "Give all name servers the same settings."
+        text = Text("Name servers have different settings: {names}.", names=_some(keys, 4))
+        todo = Text("Give all name servers the same settings.")
         yield Finding(Harm.RISK, text, look.at("name-servers"), "namesrv-differ", todo=todo)
+
+
+def _some(names: list[str], most: int) -> Text:
+    """The first names of a list; that there are others is said."""
+    shown = ", ".join(names[:most])
+    return Text("{names} and others", names=shown) if len(names) > most else as_is(shown)
 
 
 _OWN: Final = (

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-UNKNOWN: Final = "unknown"
+from downrange.model.text import Text
+
+UNKNOWN: Final = Text("unknown")
 _KEPT: Final = "\n\t"
 _HIDDEN: Final = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
@@ -52,18 +54,20 @@ def size(value: float | None) -> str:
     return f"{value:.1f} TiB"
 
 
-def span(millis: float | None) -> str:
+def span(millis: float | None) -> Text:
     """A length of time: `12 s`, `26 min`, `71 h`, `5 d`."""
     if millis is None:
         return UNKNOWN
     seconds = millis / 1000
     if seconds < 1:
-        return f"{millis:.0f} ms"
+        return Text("{count} ms", count=f"{millis:.0f}")
     if seconds < 120:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+        return Text("{count} s", count=f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}")
     if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 96 * 3600 else f"{seconds / 86400:.0f} d"
+        return Text("{count} min", count=f"{seconds / 60:.0f}")
+    if seconds < 96 * 3600:
+        return Text("{count} h", count=f"{seconds / 3600:.0f}")
+    return Text("{count} d", count=f"{seconds / 86400:.0f}")
 
 
 def zone(name: str | None) -> tzinfo:
@@ -79,7 +83,7 @@ def zone(name: str | None) -> tzinfo:
 def moment(millis: float | None, where: tzinfo, now: int, *, with_millis: bool = False) -> str:
     """`08:41` today, `11-15 08:41` this year; with milliseconds where messages are compared."""
     if not millis or millis <= 0:
-        return "never" if millis == 0 else UNKNOWN
+        return Text("never") if millis == 0 else UNKNOWN
     try:
         then = datetime.fromtimestamp(millis / 1000, where)
     except (ValueError, OverflowError, OSError):
@@ -98,7 +102,9 @@ def when(millis: float | None, where: tzinfo, now: int) -> str:
     text = moment(millis, where, now)
     if not millis or millis <= 0:
         return text
-    return f"{text}, {span(now - millis)} ago" if millis <= now else f"{text}, in {span(millis - now)}"
+    if millis <= now:
+        return Text("{time}, {span} ago", time=text, span=span(now - millis))
+    return Text("{time}, in {span}", time=text, span=span(millis - now))
 
 
 def iso(millis: float | None) -> str:
@@ -126,8 +132,3 @@ def field_time(millis: int | None, where: tzinfo) -> str:
     if not millis:
         return ""
     return datetime.fromtimestamp(millis / 1000, where).strftime("%Y-%m-%dT%H:%M:%S")
-
-
-def plural(count: float, one: str, many: str | None = None) -> str:
-    """`1 message`, `12,480 messages`."""
-    return f"{number(count)} {one if count == 1 else many or one + 's'}"

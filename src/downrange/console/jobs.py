@@ -19,6 +19,7 @@ from downrange.client.resending import Noted, Pace, Place
 from downrange.clock import Clock
 from downrange.console.history_file import HistoryFile
 from downrange.model.errors import MQError
+from downrange.model.text import Text
 
 if TYPE_CHECKING:
     from downrange.client.dead_letters import DeadLetter, DeadLetters
@@ -105,7 +106,7 @@ class Jobs:
     def get(self, job_id: str, cluster: str) -> Job:
         rows = self.file.execute("SELECT * FROM jobs WHERE id = ? AND cluster = ?", (job_id, cluster))
         if not rows:
-            raise JobGone(f"there is no job {job_id}")
+            raise JobGone(Text("there is no job {job_id}", job_id=job_id))
         return self._job(rows[0])
 
     def of_group(self, cluster: str, group: str) -> list[Job]:

@@ -14,10 +14,10 @@ import msgspec
 from downrange.client.admin import Admin
 from downrange.client.admin.plans import Change, Plan, PlanDrifted, PlanKind, consumed_again, skipped
 from downrange.clock import Clock
-from downrange.console.formats import plural
 from downrange.console.history_file import HistoryFile
 from downrange.console.users_file import Role
 from downrange.model.errors import MQError
+from downrange.model.text import Text, plural, said_by
 
 KEPT_MILLIS: Final = 600_000
 MOST_PLANS: Final = 500
@@ -25,7 +25,9 @@ MOVES: Final = (PlanKind.RESET, PlanKind.SKIP, PlanKind.CLONE, PlanKind.QUEUE)
 _FOR_ADMINS: Final = (PlanKind.DELETE_TOPIC, PlanKind.DELETE_GROUP, PlanKind.BROKER_SETTINGS)
 
 
-_INTERRUPTED: Final = "the console ended while it carried this out; look at the cluster before you make another plan"
+_INTERRUPTED: Final = Text(
+    "the console ended while it carried this out; look at the cluster before you make another plan"
+)
 
 
 class PlanGone(MQError):
@@ -113,15 +115,15 @@ class Plans:
     def get(self, plan_id: str, cluster: str) -> KeptPlan:
         kept = self._plans.get(plan_id)
         if kept is None or kept.cluster != cluster:
-            raise PlanGone(f"there is no plan {plan_id}; plans are kept for ten minutes")
+            raise PlanGone(Text("there is no plan {plan_id}; plans are kept for ten minutes", plan_id=plan_id))
         return kept
 
     async def apply(self, kept: KeptPlan, admin: Admin) -> list[PlanOutcome]:
         """Carry a plan out, once; raises PlanDrifted when the cluster is no longer as the plan saw it."""
         if kept.outcomes is not None:
-            raise PlanGone(f"plan {kept.id} was carried out already")
+            raise PlanGone(Text("plan {id} was carried out already", id=kept.id))
         if kept.seconds_left(self._clock.now()) <= 0:
-            raise PlanGone(f"plan {kept.id} is older than ten minutes; make it again")
+            raise PlanGone(Text("plan {id} is older than ten minutes; make it again", id=kept.id))
         kept.outcomes = []  # a second request meanwhile must not carry it out, too
         self._save(kept)
         try:
@@ -136,11 +138,11 @@ class Plans:
             kept.outcomes, kept.drifted = None, error.differences
             raise
         except MQError as error:
-            kept.outcomes = [PlanOutcome("", False, str(error))]
+            kept.outcomes = [PlanOutcome("", False, said_by(error))]
             return kept.outcomes
         kept.outcomes = [
-            *(PlanOutcome(str(server), True, "done") for server in answers.done),
-            *(PlanOutcome(str(server), False, str(error)) for server, error in answers.failed.items()),
+            *(PlanOutcome(str(server), True, Text("done")) for server in answers.done),
+            *(PlanOutcome(str(server), False, said_by(error)) for server, error in answers.failed.items()),
         ]
         return kept.outcomes
 
@@ -179,7 +181,7 @@ def _encoded(kept: KeptPlan) -> bytes:
         outcomes=kept.outcomes,
         drifted=kept.drifted,
     )
-    return msgspec.json.encode(saved)
+    return msgspec.json.encode(saved, enc_hook=str)  # sentences are kept in English
 
 
 def _decoded(text: bytes) -> KeptPlan | None:
@@ -197,47 +199,68 @@ def _no_errors(kind: type, value: object) -> object:
     raise NotImplementedError(f"{kind} in a plan that was saved")
 
 
-def sentences(plan: Plan) -> list[str]:
+def sentences(plan: Plan) -> list[Text]:
     """What a plan does, in words."""
     request = plan.request
     if request.kind in MOVES:
         return _move_sentences(plan)
+    notes = [Text("{note}.", note=note) for note in plan.notes]
     match request.kind:
         case PlanKind.DELETE_TOPIC:
-            messages = sum(int(str(change.context.get("messages") or 0)) for change in plan.changes)
-            found = [f"{plural(messages, 'message')} of {request.name} can no longer be read."]
-            found.append("" if plan.notes else "No group reads it that a broker knows of.")
+            found = plural(
+                sum(int(str(change.context.get("messages") or 0)) for change in plan.changes),
+                "{count} message of {topic} can no longer be read.",
+                "{count} messages of {topic} can no longer be read.",
+                topic=request.name,
+            )
+            return [found, *(notes or [Text("No group reads it that a broker knows of.")])]
         case PlanKind.DELETE_GROUP:
-            behind = max((int(str(change.context.get("behind") or 0)) for change in plan.changes), default=0)
-            waiting = f"{plural(behind, 'message waits', 'messages wait')} for {request.name}"
-            found = [f"{waiting}; a group of this name will begin anew."]
+            found = plural(
+                max((int(str(change.context.get("behind") or 0)) for change in plan.changes), default=0),
+                "{count} message waits for {group}; a group of this name will begin anew.",
+                "{count} messages wait for {group}; a group of this name will begin anew.",
+                group=request.name,
+            )
         case _:
-            changing = [change for change in plan.changes if change.before != change.after]
-            found = [f"{plural(len(changing), 'setting changes', 'settings change')} on {request.name}."]
-    return [text for text in (*found, *(f"{note}." for note in plan.notes)) if text]
+            found = plural(
+                sum(1 for change in plan.changes if change.before != change.after),
+                "{count} setting changes on {name}.",
+                "{count} settings change on {name}.",
+                name=request.name,
+            )
+    return [found, *notes]
 
 
-def _move_sentences(plan: Plan) -> list[str]:
+def _move_sentences(plan: Plan) -> list[Text]:
     request = plan.request
     again = sum(consumed_again(change) for change in plan.changes)
     lost = sum(skipped(change) for change in plan.changes)
     is_online = any(change.context.get("online") == "yes" for change in plan.changes)
-    found = [f"{request.name} goes on at another place in {request.topic}."]
+    found = [Text("{group} goes on at another place in {topic}.", group=request.name, topic=request.topic)]
     if lost:
-        found.append(f"{plural(lost, 'message')} will be skipped: {request.name} never gets them.")
+        found.append(
+            plural(
+                lost,
+                "{count} message will be skipped: {group} never gets it.",
+                "{count} messages will be skipped: {group} never gets them.",
+                group=request.name,
+            )
+        )
     if again:
-        found.append(f"{plural(again, 'message')} will be consumed again.")
+        found.append(
+            plural(again, "{count} message will be consumed again.", "{count} messages will be consumed again.")
+        )
     if not lost and not again:
-        found.append("No message is skipped, and none is consumed again.")
-    found.append("The running members are told." if is_online else "Nobody runs: the offsets are written.")
+        found.append(Text("No message is skipped, and none is consumed again."))
+    found.append(Text("The running members are told.") if is_online else Text("Nobody runs: the offsets are written."))
     return found
 
 
-def note(plan: Plan, change: Change) -> str:
+def note(plan: Plan, change: Change) -> Text:
     """What one row of a plan means."""
     if plan.request.kind not in MOVES:
-        return "unchanged" if change.before == change.after else ""
+        return Text("unchanged") if change.before == change.after else Text("")
     lost, again = skipped(change), consumed_again(change)
     if lost:
-        return f"{lost:,} skipped"
-    return f"{again:,} again" if again else "stays"
+        return Text("{count} skipped", count=f"{lost:,}")
+    return Text("{count} again", count=f"{again:,}") if again else Text("stays")

@@ -25,10 +25,14 @@ from downrange.console import formats
 from downrange.console.auth import Who
 from downrange.console.clusters import Cluster
 from downrange.console.config import is_address
+from downrange.console.languages import COOKIE as LANGUAGE_COOKIE
+from downrange.console.languages import Language, language_of
 from downrange.console.pages import Page, body_response, json_text
 from downrange.console.tables import Listing, to_csv
 from downrange.console.users_file import Role
+from downrange.console.words import word
 from downrange.model.errors import MQError
+from downrange.model.text import Text, said_by
 
 if TYPE_CHECKING:
     from downrange.console.app import Console
@@ -55,7 +59,7 @@ SECURE_COOKIE: Final = "__Host-downrange_session"
 class PageRefused(MQError):
     """A request is not carried out; `status` is HTTP's."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: Text) -> None:
         super().__init__(text)
         self.status = status
 
@@ -74,7 +78,9 @@ class Visit:
         name, known = self.request.path_params.get("cluster", ""), self.clusters
         found = known.get(name)
         if found is None:
-            raise PageRefused(404, f"there is no cluster {name} here; those are: {', '.join(known)}")
+            raise PageRefused(
+                404, Text("there is no cluster {name} here; those are: {names}", name=name, names=", ".join(known))
+            )
         return found
 
     @property
@@ -102,6 +108,10 @@ class Visit:
         return formats.zone(unquote(self.request.cookies.get("zone", "")))
 
     @property
+    def language(self) -> Language:
+        return language_of(self.request.cookies.get(LANGUAGE_COOKIE), self.request.headers.get("accept-language"))
+
+    @property
     def query(self) -> dict[str, str]:
         return dict(self.request.query_params)
 
@@ -119,7 +129,7 @@ class Visit:
             return None
         found = formats.parse_time(text, self.zone)
         if found is None:
-            raise PageRefused(400, f"{name}={text}: expected a time like 2026-11-16T08:41")
+            raise PageRefused(400, Text("{name}={text}: expected a time like 2026-11-16T08:41", name=name, text=text))
         return found
 
     def may(self, role: Role) -> bool:
@@ -143,11 +153,11 @@ class Visit:
         async for piece in self.request.stream():
             content += piece
             if len(content) > MAX_FORM_BYTES:
-                raise PageRefused(413, f"a form may have {MAX_FORM_BYTES >> 20} MiB")
+                raise PageRefused(413, Text("a form may have {megabytes} MiB", megabytes=MAX_FORM_BYTES >> 20))
         try:
             return parse_qsl(content.decode("utf-8"), keep_blank_values=True, max_num_fields=20_000)
         except ValueError as error:
-            raise PageRefused(400, f"the form cannot be read: {error}") from None
+            raise PageRefused(400, Text("the form cannot be read: {error}", error=error)) from None
 
     def audit(self, action: str, outcome: str, **details: object) -> None:
         cluster = self.request.path_params.get("cluster")
@@ -219,9 +229,9 @@ class Requests:
             answer = await row.handler(visit)
             response = self._response(visit, answer)
         except PageRefused as error:
-            response = self._refusal(request, visit, error.status, str(error))
+            response = self._refusal(request, visit, error.status, said_by(error))
         except MQError as error:
-            response = self._refusal(request, visit, 502, str(error))
+            response = self._refusal(request, visit, 502, said_by(error))
         response.headers["server-timing"] = f"page;dur={(time.perf_counter() - began) * 1000:.1f}"
         return response
 
@@ -248,7 +258,7 @@ class Requests:
             if match is Match.FULL:
                 scope.update(child)
                 return child["endpoint"].row, wants_json
-        raise PageRefused(404, f"there is no page {scope['path']} here")
+        raise PageRefused(404, Text("there is no page {path} here", path=scope["path"]))
 
     def _who(self, request: Request, row: Address) -> Who:
         cookie = request.cookies.get(SECURE_COOKIE) or request.cookies.get(COOKIE)
@@ -257,17 +267,24 @@ class Requests:
         if who is None and row.is_open:
             return self._console.logins.nobody("nobody", Role.VIEWER)
         if who is None:
-            raise PageRefused(401, "you have to log in")
+            raise PageRefused(401, Text("you have to log in"))
         return who
 
     def _check(self, visit: Visit, row: Address) -> None:
         if not row.is_open and visit.who.role < row.role:
             if row.method == "POST":
                 visit.audit(row.path, "refused", reason=f"needs the role {row.role.word}")
-            raise PageRefused(403, f"this needs the role {row.role.word}; you are {visit.who.role.word}")
+            raise PageRefused(
+                403,
+                Text(
+                    "this needs the role {role}; you are {yours}",
+                    role=word(row.role.word),
+                    yours=word(visit.who.role.word),
+                ),
+            )
         if visit.request.method not in READING and not self._is_same_origin(visit.request):
             visit.audit(row.path, "refused", reason="came from another site")
-            raise PageRefused(403, "this came from another site and was not carried out")
+            raise PageRefused(403, Text("this came from another site and was not carried out"))
 
     def _is_same_origin(self, request: Request) -> bool:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
@@ -294,7 +311,7 @@ class Requests:
         html = self._console.render(visit, answer)
         return body_response(html, "text/html; charset=utf-8", visit.request.headers, answer.status)
 
-    def _refusal(self, request: Request, visit: Visit | None, status: int, text: str) -> Response:
+    def _refusal(self, request: Request, visit: Visit | None, status: int, text: Text) -> Response:
         wants_page = request.method in READING and not request.scope.get("wants_json")
         if status == 401 and wants_page and self._console.logins.has_login_page:
             target = request.scope["path"] + (f"?{request.url.query}" if request.url.query else "")
@@ -303,7 +320,7 @@ class Requests:
             return body_response(json_text({"error": text}), "application/json", request.headers, status)
         if visit is None:
             visit = Visit(request, self._console, self._known_or_nobody(request))
-        page = Page("error.html", _TITLES.get(status, "This did not work"), {"error": text}, status=status)
+        page = Page("error.html", _TITLES.get(status, Text("This did not work")), {"error": text}, status=status)
         html = self._console.render(visit, page)
         return body_response(html, "text/html; charset=utf-8", request.headers, status)
 
@@ -314,7 +331,12 @@ class Requests:
         return who or self._console.logins.nobody("nobody", Role.VIEWER)
 
 
-_TITLES: Final = {401: "Please log in", 403: "Not allowed", 404: "Not found", 502: "A server did not do it"}
+_TITLES: Final = {
+    401: Text("Please log in"),
+    403: Text("Not allowed"),
+    404: Text("Not found"),
+    502: Text("A server did not do it"),
+}
 
 
 async def checked_form(visit: Visit) -> dict[str, str]:
@@ -328,7 +350,7 @@ async def checked_pairs(visit: Visit) -> list[tuple[str, str]]:
     given = dict(pairs).get("_token", "")
     if not hmac.compare_digest(given.encode(), visit.who.token.encode()):
         visit.audit(visit.request.url.path, "refused", reason="token missing or wrong")
-        raise PageRefused(403, "this form is too old or came from elsewhere; load the page again")
+        raise PageRefused(403, Text("this form is too old or came from elsewhere; load the page again"))
     return pairs
 
 

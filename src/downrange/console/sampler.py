@@ -26,6 +26,7 @@ from downrange.console.metrics import MetricsWatch
 from downrange.console.schedule import AT_ONCE, Budget, Kind, Pace, Question, Tier, Wanted, due
 from downrange.console.snapshot import BrokerState, Controllers, GroupState, sum_known
 from downrange.model.errors import MQError
+from downrange.model.text import Text, said_by
 from downrange.model.topics import DLQ_PREFIX
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class Sampler:
         try:
             brokers = await _in_time(self._cluster.admin.session.brokers(), ANSWER_SECONDS)
         except MQError as error:
-            snapshot.error = str(error)
+            snapshot.error = said_by(error)
             return
         now = self._clock.now()
         if not snapshot.at:
@@ -150,7 +151,7 @@ class Sampler:
             answers = await ask_each(["settings"], lambda _: self._cluster.admin.namesrv.config())
             for found in answers.done.values():
                 self._cluster.snapshot.namesrvs = dict(found.done)
-                self._cluster.snapshot.namesrv_errors = {name: str(error) for name, error in found.failed.items()}
+                self._cluster.snapshot.namesrv_errors = {name: said_by(error) for name, error in found.failed.items()}
             if any(one.settings for one in self._cluster.snapshot.brokers.values()):
                 self._controllers = self._cluster.snapshot.controller_addresses
             if self._controllers:  # those that were named last, where no broker is left to name them
@@ -164,17 +165,19 @@ class Sampler:
         try:
             views = await _in_time(controllers.metadata(addresses))
         except MQError as error:
-            snapshot.controllers = Controllers(errors={address: str(error) for address in addresses})
+            snapshot.controllers = Controllers(errors={address: said_by(error) for address in addresses})
             return
         leaders = [view.controller_leader_address or address for address, view in views.done.items() if view.is_leader]
-        found = Controllers(leaders[0] if leaders else "", {name: str(error) for name, error in views.failed.items()})
+        found = Controllers(
+            leaders[0] if leaders else "", {name: said_by(error) for name, error in views.failed.items()}
+        )
         if found.leader:
             try:
                 names = sorted({one.name for one in snapshot.brokers.values()} | set(snapshot.lost))
                 told = await _in_time(controllers.sync_state(addresses, names))
                 found.sets = sets_of(told)
             except MQError as error:
-                found.errors[found.leader] = str(error)
+                found.errors[found.leader] = said_by(error)
         snapshot.controllers = found
 
     # --- one broker -----------------------------------------------------------------------------------------------
@@ -246,9 +249,9 @@ class Sampler:
                     asking = admin.groups.running_info_from(broker, group, member)
                     self._answers.member(group, member, await _in_time(asking))
         except MQError as error:
-            self._answers.failed(broker, state, question, str(error))
+            self._answers.failed(broker, state, question, said_by(error))
             if isinstance(error, AnswerTimedOut) and question.kind is not Kind.MEMBER:  # a member may be silent itself
-                state.error, state.is_silent = str(error), True
+                state.error, state.is_silent = said_by(error), True
 
     def _remember_since(self, name: str) -> None:
         """A group that was behind before the console started has been so since then."""
@@ -390,7 +393,7 @@ async def _in_time(answer: Awaitable[T], seconds: float = ANSWER_SECONDS) -> T:
         async with asyncio.timeout(seconds):
             return await answer
     except TimeoutError:
-        raise AnswerTimedOut(f"no answer within {seconds:g} s") from None
+        raise AnswerTimedOut(Text("no answer within {seconds:g} s", seconds=seconds)) from None
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ from downrange.client.admin.runtime import BrokerRuntime
 from downrange.client.brokers import Broker
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import Subscription
+from downrange.model.text import Text
 from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX, SubscriptionGroupConfig, TopicConfig, is_system_topic
 
 IN_FLIGHT_MILLIS = 5_000
@@ -300,7 +301,7 @@ class Snapshot:
     @property
     def unheard(self) -> dict[str, Unheard]:
         """Masters that are gone or do not answer: figures of their queues are old."""
-        found = {name: Unheard("no name server lists it", at) for name, at in self.lost.items()}
+        found = {name: Unheard(Text("no name server lists it"), at) for name, at in self.lost.items()}
         return found | {one.name: Unheard(one.error, one.at) for one in self.masters if one.error is not None}
 
     def forget_lost(self, before: int) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
 
+from downrange.model.text import Text
+
 T = TypeVar("T")
 
 PAGE_ROWS: Final = 100
@@ -22,11 +24,11 @@ class Column(Generic[T]):
     """
 
     key: str
-    label: str
+    label: Text
     value: Callable[[T], Any]
     kind: str = "text"
     link: Callable[[T], str | None] | None = None
-    title: str = ""
+    title: Text = Text("")
 
     @property
     def is_figure(self) -> bool:
@@ -48,7 +50,7 @@ class Listing:
     descending: bool
     query: str
     parameters: dict[str, str] = field(default_factory=dict)
-    caption: str = ""
+    caption: Text = Text("")
 
     @property
     def pages(self) -> int:
@@ -76,7 +78,7 @@ def listing(
     search: Callable[[T], str] | None = None,
     sort: str = "",
     name: str = "table",
-    caption: str = "",
+    caption: Text = Text(""),
 ) -> Listing:
     """Filter by `q`, sort by `sort` and `order`, and take page `page` of the parameters of an address."""
     everything = list(items)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from downrange.model.text import Text, said_by
 from downrange.protocol.command import Command
 from downrange.protocol.framing import MAX_FRAME, FrameDecoder
 from downrange.transport.connection import Connection
@@ -25,11 +26,11 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port`, cut at the last colon; `[::1]:9876` works too."""
     host, colon, port = address.strip().rpartition(":")
     if not colon or not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) < 65536:
-        raise ConnectFailed(f"not an address: {address!r}; expected host:port")
+        raise ConnectFailed(Text("not an address: '{address}'; expected host:port", address=address))
     try:
         host.encode("idna")  # the look-up does the same, but would raise UnicodeError
     except UnicodeError:
-        raise ConnectFailed(f"not an address: {address!r}; no host can have this name") from None
+        raise ConnectFailed(Text("not an address: '{address}'; no host can have this name", address=address)) from None
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -58,10 +59,12 @@ async def open_link(make: Callable[[], P], address: str, timeout: float, tls: Cl
             context = None if tls is None else tls.context()
             return (await asyncio.get_running_loop().create_connection(make, host, port, ssl=context))[1]
     except TimeoutError:
-        raise ConnectFailed(f"cannot connect to {address}: no answer within {timeout:g} s") from None
+        raise ConnectFailed(
+            Text("cannot connect to {address}: no answer within {timeout:g} s", address=address, timeout=timeout)
+        ) from None
     except OSError as error:
         reason = error.strerror or error if tls is None else client_failure(error)
-        raise ConnectFailed(f"cannot connect to {address}: {reason}") from None
+        raise ConnectFailed(Text("cannot connect to {address}: {reason}", address=address, reason=reason)) from None
 
 
 @dataclass(slots=True)
@@ -108,7 +111,7 @@ class Pool(Endpoint):
         if connection is not None and connection.is_open:
             return connection
         if self._is_closed:
-            raise TransportClosed("this client is closed")
+            raise TransportClosed(Text("this client is closed"))
         attempt = self._connecting.get(address)
         if attempt is None:
             self._raise_while_pausing(address)
@@ -131,13 +134,15 @@ class Pool(Endpoint):
             async with asyncio.timeout(timeout):
                 connection = await self.get(address)
         except TimeoutError:
-            raise ConnectFailed(f"cannot connect to {address}: no answer within {timeout:g} s") from None
+            raise ConnectFailed(
+                Text("cannot connect to {address}: no answer within {timeout:g} s", address=address, timeout=timeout)
+            ) from None
         try:
             return await connection.request(command, deadline - loop.time())
         except TransportClosed as closed:
             if self._is_closed:
                 raise
-            raise ConnectFailed(f"{closed}; the request was not sent") from None
+            raise ConnectFailed(Text("{closed}; the request was not sent", closed=said_by(closed))) from None
 
     async def oneway(self, address: str, command: Command, timeout: float = 3.0) -> None:
         """Connect if need be, wait until the peer reads, send."""

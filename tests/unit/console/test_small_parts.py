@@ -30,6 +30,7 @@ from downrange.console.tail import Reservoir
 from downrange.console.users_file import Role, UsersFile, add_user
 from downrange.console.views.account import safe_target
 from downrange.model.message import MessageQueue
+from downrange.model.text import Text, as_is
 from downrange.settings import ConfigError
 
 NOW = 1_800_000_000_000
@@ -61,8 +62,8 @@ def test_times_are_read_in_the_zone_of_the_browser() -> None:
 
 def test_tables_filter_sort_and_page() -> None:
     columns: list[Column[int]] = [
-        Column("n", "n", lambda n: n, "number"),
-        Column("name", "name", lambda n: f"item-{n}"),
+        Column("n", Text("n"), lambda n: n, "number"),
+        Column("name", Text("name"), lambda n: f"item-{n}"),
     ]
     first = listing(range(250), columns, {})
     assert [row["n"] for row in first.rows[:2]] == [249, 248]
@@ -148,7 +149,7 @@ class OnePlan:
 
     async def apply(self, plan: Plan, *, while_consuming: bool) -> PerServer[str, None]:
         if self._drifted:
-            raise PlanDrifted(["queue 2 of broker-a moved from 40 to 57 meanwhile"])
+            raise PlanDrifted([as_is("queue 2 of broker-a moved from 40 to 57 meanwhile")])
         self.applied += 1
         return PerServer({"broker-a": None}, {"broker-b": PlanGone("down")})
 

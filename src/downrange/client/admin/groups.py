@@ -16,6 +16,7 @@ from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.model.errors import MessageError, MQError
 from downrange.model.message import MessageQueue
+from downrange.model.text import Text
 from downrange.model.topics import (
     BUILT_IN_GROUPS,
     RETRY_PREFIX,
@@ -147,7 +148,7 @@ class GroupAdmin:
         `mode` is PULL or POP; with POP each queue is shared by its owner and `share` others, by all when that is 0.
         """
         if mode not in (PULL, POP):
-            raise MessageError(f"the mode {mode} is neither PULL nor POP")
+            raise MessageError(Text("the mode {mode} is neither PULL nor POP", mode=mode))
         wanted = MessageRequestMode(topic=topic, consumer_group=group, mode=mode, pop_share_queue_num=share)
         command = request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_body(wanted))
         return await tell_brokers(self._session, command, cluster, broker)
@@ -171,7 +172,10 @@ class GroupAdmin:
             if not found:
                 configured.raise_if_none()
                 raise GroupNotFound(
-                    f"no broker knows the consumer group {group}; `downrange group list` shows those there are"
+                    Text(
+                        "no broker knows the consumer group {group}; `downrange group list` shows those there are",
+                        group=group,
+                    )
                 ) from None
             return found
 
@@ -290,7 +294,13 @@ class GroupAdmin:
             if connection and any(member.client_id == client_id for member in connection.connection_set):
                 return broker
         connections.raise_if_none()
-        raise ClientNotFound(f"the group {group} has no member {client_id}; `downrange group connections` shows them")
+        raise ClientNotFound(
+            Text(
+                "the group {group} has no member {client_id}; `downrange group connections` shows them",
+                group=group,
+                client_id=client_id,
+            )
+        )
 
 
 def member_row(member: Connection) -> dict[str, str | None]:
@@ -316,7 +326,9 @@ def parse_retry_policy(text: str) -> GroupRetryPolicy | None:
         return decode_body(GroupRetryPolicy, text.encode())
     except BodyError as error:
         example = '{"type":"EXPONENTIAL","exponentialRetryPolicy":{"initial":5000,"max":60000,"multiplier":2}}'
-        raise MessageError(f"--retry-policy: {error}; expected for example {example}") from None
+        raise MessageError(
+            Text("--retry-policy: {error}; expected for example {example}", error=error, example=example)
+        ) from None
 
 
 def is_system_group(group: str) -> bool:

@@ -19,6 +19,7 @@ from downrange.model.errors import MessageError
 from downrange.model.message import MessageQueue, StoredMessage
 from downrange.model.message_id import parse_offset_message_id
 from downrange.model.properties import find_property
+from downrange.model.text import Text
 from downrange.model.topics import DLQ_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:
@@ -51,10 +52,10 @@ class Locator:
         found = await self._visible(topic, message_id) if topic is not None else None
         found = found or await self._by_offset_id(message_id) or await self._waiting(topic, message_id)
         if found is None:
-            where = (
-                f"the topic {topic}" if topic is not None else "a place that it names; for a unique id name its topic"
-            )
-            raise MessageNotFound(f"no message {message_id} in {where}")
+            where = Text("a place that it names; for a unique id name its topic")
+            if topic is not None:
+                where = Text("the topic {topic}", topic=topic)
+            raise MessageNotFound(Text("no message {message_id} in {where}", message_id=message_id, where=where))
         broker, message = found
         real = real_topic(message)
         if real == message.topic:
@@ -63,7 +64,14 @@ class Locator:
         if original is not None:
             return self._located(*original)
         if message.topic not in WAITING_ROOMS:
-            raise MessageNotFound(f"{message_id} is a copy in {message.topic}; its original in {real} has expired")
+            raise MessageNotFound(
+                Text(
+                    "{message_id} is a copy in {topic}; its original in {real} has expired",
+                    message_id=message_id,
+                    topic=message.topic,
+                    real=real,
+                )
+            )
         return self._located(broker, message, await self._hidden(broker, message))
 
     def _located(self, broker: Broker, message: StoredMessage, hidden: NotVisible | None = None) -> Located:

@@ -26,6 +26,7 @@ from downrange.model.message import Message, MessageQueue, StoredMessage
 from downrange.model.message_id import parse_offset_message_id
 from downrange.model.properties import KEYS, RESERVED, TAGS, UNIQ_KEY, WAIT, encode_properties
 from downrange.model.record import decode_record, decode_records
+from downrange.model.text import Text, joined, said_by
 from downrange.model.topics import (
     AUTO_CREATE_TOPIC,
     CHECK_MAX_TIME_TOPIC,
@@ -67,7 +68,14 @@ class MessageAdmin:
         try:
             reply = await self._session.invoke(str(place.store_host), command)
         except InternalError as error:
-            raise MessageNotFound(f"{place.store_host} has no message {message_id}: {error.remark}") from None
+            raise MessageNotFound(
+                Text(
+                    "{store_host} has no message {message_id}: {remark}",
+                    store_host=place.store_host,
+                    message_id=message_id,
+                    remark=error.remark,
+                )
+            ) from None
         return decode_record(reply.body_bytes)
 
     async def by_key(
@@ -119,8 +127,21 @@ class MessageAdmin:
         if same:
             return min(same, key=lambda message: message.store_timestamp)
         found.raise_if_none()
-        missing = "".join(f"; {broker} could not be asked: {error}" for broker, error in found.failed.items())
-        raise MessageNotFound(f"no message {unique_key} in the topic {topic}{missing}")
+        missing = joined(
+            "",
+            [
+                Text("; {broker} could not be asked: {error}", broker=broker, error=said_by(error))
+                for broker, error in found.failed.items()
+            ],
+        )
+        raise MessageNotFound(
+            Text(
+                "no message {unique_key} in the topic {topic}{missing}",
+                unique_key=unique_key,
+                topic=topic,
+                missing=missing,
+            )
+        )
 
     async def view(self, message_id: str, topic: str | None = None) -> StoredMessage:
         """A message by its unique id or its offset id, which look alike: with a topic, the unique id is tried first."""
@@ -138,21 +159,34 @@ class MessageAdmin:
             if _is_unique_id(message_id):
                 why = f"{message_id} is a unique id: only its topic's brokers know it, so name the topic (--topic)"
                 raise MessageNotFound(why) from None
-            raise MessageNotFound(f"{error}; if this is a unique id, name its topic (--topic)") from None
+            raise MessageNotFound(
+                Text("{error}; if this is a unique id, name its topic (--topic)", error=said_by(error))
+            ) from None
 
     async def by_queue_offset(self, topic: str, broker_name: str, queue_id: int, offset: int) -> StoredMessage:
         """The message with number `offset` in one queue."""
         route = await self._session.look_up_route(topic)
         serving = [data for data in route.broker_datas if data.broker_name == broker_name]
         if not serving:
-            raise NoRoute(topic, f"the topic {topic} is not on the broker {broker_name}")
+            raise NoRoute(
+                topic,
+                Text("the topic {topic} is not on the broker {broker_name}", topic=topic, broker_name=broker_name),
+            )
         queue = MessageQueue(topic, broker_name, queue_id)
         for message in decode_records(
             (await pull_from(self._session, reader_of(serving[0]), queue, offset, 1)).records
         ):
             if message.queue_offset == offset:
                 return message
-        raise MessageNotFound(f"queue {queue_id} of {topic} on {broker_name} has no message {offset}")
+        raise MessageNotFound(
+            Text(
+                "queue {queue_id} of {topic} on {broker_name} has no message {offset}",
+                queue_id=queue_id,
+                topic=topic,
+                broker_name=broker_name,
+                offset=offset,
+            )
+        )
 
     async def between(
         self,
@@ -182,7 +216,9 @@ class MessageAdmin:
         """
         check_topic_name(message.topic)
         if message.topic in SEND_FORBIDDEN_TOPICS:
-            raise MessageError(f"the topic {message.topic} belongs to the broker; nothing may be sent to it")
+            raise MessageError(
+                Text("the topic {topic} belongs to the broker; nothing may be sent to it", topic=message.topic)
+            )
         unique_key = self._ids.next()
         route = await self._route_to_send(message.topic)
         queue, address = choose_queue(route, message.topic, broker_name, queue_id)
@@ -225,7 +261,12 @@ class MessageAdmin:
         try:
             message = await self.view(message_id, CHECK_MAX_TIME_TOPIC)
         except NoRoute:
-            raise MessageNotFound(f"no broker has given up a message yet: there is no {CHECK_MAX_TIME_TOPIC}") from None
+            raise MessageNotFound(
+                Text(
+                    "no broker has given up a message yet: there is no {topic}",
+                    topic=CHECK_MAX_TIME_TOPIC,
+                )
+            ) from None
         header = ResumeCheckHalfMessageRequest(message.offset_message_id)
         await self._session.invoke(str(message.store_host), request(RequestCode.RESUME_CHECK_HALF_MESSAGE, header))
         return message
@@ -242,7 +283,11 @@ class MessageAdmin:
         trace = trace_of(message_id, reports)
         if trace.is_empty:
             raise MessageNotFound(
-                f"no trace of {message_id} in the topic {trace_topic}; clients write it only if told to"
+                Text(
+                    "no trace of {message_id} in the topic {trace_topic}; clients write it only if told to",
+                    message_id=message_id,
+                    trace_topic=trace_topic,
+                )
             )
         return trace
 
@@ -327,15 +372,20 @@ def choose_queue(
         if broker_name in (None, queue.broker_name) and queue_id in (None, queue.queue_id)
     ]
     if not fitting:
-        wanted = "" if broker_name is None and queue_id is None else " like the one asked for"
-        raise NoRoute(topic, f"the topic {topic} has no queue{wanted} that may be written at the moment")
+        wanted = Text("") if broker_name is None and queue_id is None else Text(" like the one asked for")
+        raise NoRoute(
+            topic,
+            Text(
+                "the topic {topic} has no queue{wanted} that may be written at the moment", topic=topic, wanted=wanted
+            ),
+        )
     return random.choice(fitting)  # noqa: S311  spreads load, guards nothing
 
 
 def sent_properties(message: Message, unique_key: str) -> dict[str, str]:
     """Everything that travels with a message; raises MessageError when a property takes a reserved name."""
     if reserved := RESERVED.intersection(message.properties):
-        raise MessageError(f"the property name {min(reserved)} is reserved")
+        raise MessageError(Text("the property name {name} is reserved", name=min(reserved)))
     properties = dict(message.properties)
     if message.tags:
         properties[TAGS] = message.tags

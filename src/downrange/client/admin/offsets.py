@@ -15,6 +15,7 @@ from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.model.errors import MessageError
 from downrange.model.message import MessageQueue
+from downrange.model.text import Text
 from downrange.model.topics import Perm
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.consumers import QueueOffsets, ResetOffsetRequest
@@ -103,7 +104,7 @@ class OffsetAdmin:
         """Let `target` continue where `source` is. Refused while members of `target` are running."""
         stats = await self._groups.progress(source, topic)
         if not stats.failed and not any(one.offset_table for one in stats.done.values()):
-            raise GroupNotFound(f"the group {source} has committed nothing of {topic}")
+            raise GroupNotFound(Text("the group {source} has committed nothing of {topic}", source=source, topic=topic))
 
         async def ask(broker: Broker) -> BrokerMoves:
             moves = tuple(
@@ -123,12 +124,28 @@ class OffsetAdmin:
         route = await self._session.look_up_route(queue.topic)
         brokers = [master_of(data) for data in route.broker_datas if data.broker_name == queue.broker_name]
         if not brokers or queue not in read_queues(route, queue.topic, brokers[0]):
-            raise NoRoute(queue.topic, f"the topic {queue.topic} has no queue {queue.queue_id} on {queue.broker_name}")
+            raise NoRoute(
+                queue.topic,
+                Text(
+                    "the topic {topic} has no queue {queue_id} on {broker_name}",
+                    topic=queue.topic,
+                    queue_id=queue.queue_id,
+                    broker_name=queue.broker_name,
+                ),
+            )
 
         async def ask(broker: Broker) -> BrokerMoves:
             end = await self._end(broker, queue)
             if not 0 <= offset <= end:
-                raise MessageError(f"queue {queue.queue_id} of {queue.broker_name} ends at {end}; {offset} is beyond")
+                raise MessageError(
+                    Text(
+                        "queue {queue_id} of {broker_name} ends at {end}; {offset} is beyond",
+                        queue_id=queue.queue_id,
+                        broker_name=queue.broker_name,
+                        end=end,
+                        offset=offset,
+                    )
+                )
             await self._check_group(broker, group)
             return await self._write(broker, group, (QueueMove(queue, end, None, offset),), dry_run)
 
@@ -179,7 +196,9 @@ class OffsetAdmin:
             ]
             return BrokerMoves(tuple(seen), online, applied=False)
         if online:
-            raise GroupOnline(f"members of {group} are running and would overwrite its offsets; stop them first")
+            raise GroupOnline(
+                Text("members of {group} are running and would overwrite its offsets; stop them first", group=group)
+            )
         for move in moves:
             await self._commit(broker, group, move)
         return BrokerMoves(moves, online=False, applied=True)
@@ -187,7 +206,9 @@ class OffsetAdmin:
     async def _check_group(self, broker: Broker, group: str) -> None:
         """A mistyped group must not get offsets: only one the broker knows does."""
         if group not in await self._groups.configs_of(broker):
-            raise GroupNotFound(f"the consumer group {group} is unknown on this broker; create it first")
+            raise GroupNotFound(
+                Text("the consumer group {group} is unknown on this broker; create it first", group=group)
+            )
 
     async def _reset_on(
         self, broker: Broker, header: ResetOffsetRequest, queues: list[MessageQueue], for_cpp: bool
@@ -207,7 +228,12 @@ class OffsetAdmin:
                 raise
             if await self._groups.connections_on(broker, group) is not None:
                 raise GroupOnline(
-                    f"{group} has not committed every queue of {topic} yet ({error.remark}); wait for its next commit"
+                    Text(
+                        "{group} has not committed every queue of {topic} yet ({remark}); wait for its next commit",
+                        group=group,
+                        topic=topic,
+                        remark=error.remark,
+                    )
                 ) from None
         else:
             offsets = decode_body(QueueOffsets, reply.body_bytes).offset_table

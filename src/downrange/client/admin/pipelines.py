@@ -8,6 +8,7 @@ from downrange.client.compression import plain_body
 from downrange.client.errors import ClientError, NoRoute
 from downrange.client.pipeline_status import PIPELINES_TOPIC, PipelineStatus, key_of
 from downrange.client.session import Session
+from downrange.model.text import Text
 
 DAY_MILLIS = 86_400_000
 MOST_LOOKED_AT = 20_000
@@ -52,7 +53,12 @@ class PipelineAdmin:
         try:
             found = await self._messages.by_key(PIPELINES_TOPIC, key_of(name), max_messages=most)
         except NoRoute:
-            raise PipelineNotFound(f"no pipeline has told its status: there is no topic {PIPELINES_TOPIC}") from None
+            raise PipelineNotFound(
+                Text(
+                    "no pipeline has told its status: there is no topic {topic}",
+                    topic=PIPELINES_TOPIC,
+                )
+            ) from None
         found.raise_if_none()
         told = [
             status
@@ -61,5 +67,7 @@ class PipelineAdmin:
             if (status := PipelineStatus.decode(plain_body(message))) is not None and status.name == name
         ]
         if not told:
-            raise PipelineNotFound(f"no pipeline {name} has told its status; `downrange pipeline list` shows which did")
+            raise PipelineNotFound(
+                Text("no pipeline {name} has told its status; `downrange pipeline list` shows which did", name=name)
+            )
         return tuple(sorted(told, key=lambda status: status.timestamp))

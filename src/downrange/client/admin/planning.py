@@ -13,6 +13,7 @@ from downrange.client.errors import GroupOnline
 from downrange.client.per_server import PerServer
 from downrange.model.errors import MessageError
 from downrange.model.message import MessageQueue
+from downrange.model.text import Text, plural
 from downrange.model.topics import SubscriptionGroupConfig
 from downrange.settings import camel_case
 
@@ -24,7 +25,6 @@ Outcome: TypeAlias = PerServer[Any, Any]
 _OFFSETS = (PlanKind.RESET, PlanKind.SKIP, PlanKind.CLONE, PlanKind.QUEUE)
 _TOPIC_SETTINGS = ("readQueueNums", "writeQueueNums", "perm")
 _NOT_SETTINGS = ("group_name", "group_retry_policy")  # the policy is no single value: `downrange group create` sets it
-_ONLINE = "members of {group} run on {broker}: they will be told"
 
 
 class PlanAdmin:
@@ -98,7 +98,7 @@ class PlanAdmin:
                 return await offsets.move_queue(request.name, queue, offset, dry_run=True)
             case PlanRequest(kind=PlanKind.RESET | PlanKind.SKIP, timestamp=int(timestamp)):
                 return await offsets.reset(request.name, topic, timestamp, force=request.force, dry_run=True)
-        raise MessageError(f"a plan to {request.kind} needs more than it was given")
+        raise MessageError(Text("a plan to {kind} needs more than it was given", kind=request.kind))
 
     async def _move(self, plan: Plan) -> PerServer[Broker, BrokerMoves]:
         """Tell the running members, or write exactly the offsets of the plan where nobody runs."""
@@ -119,7 +119,12 @@ class PlanAdmin:
         if not is_online:
             return await self._admin.offsets.write(request.name, written)
         if request.timestamp is None:
-            raise GroupOnline(f"members of {request.name} are running and would overwrite its offsets; stop them first")
+            raise GroupOnline(
+                Text(
+                    "members of {group} are running and would overwrite its offsets; stop them first",
+                    group=request.name,
+                )
+            )
         return await self._admin.offsets.reset(
             request.name, request.topic or "", request.timestamp, force=request.force
         )
@@ -133,15 +138,15 @@ class PlanAdmin:
         changes = [
             Change(
                 broker.name,
-                f"topic {request.name}",
-                f"{len(stats.offset_table)} queues",
+                Text("topic {topic}", topic=request.name),
+                plural(len(stats.offset_table), "{count} queue", "{count} queues"),
                 None,
                 {"messages": sum(one.max_offset - one.min_offset for one in stats.offset_table.values())},
             )
             for broker, stats in status.done.items()
         ]
         groups = sorted({group for found in readers.done.values() for group in found})
-        notes = tuple(f"the group {group} reads it" for group in groups)
+        notes = tuple(Text("the group {group} reads it", group=group) for group in groups)
         failed = {str(broker): error for broker, error in {**status.failed, **readers.failed}.items()}
         return Plan(request, 0, tuple(changes), destroys=True, notes=notes, failed=failed)
 
@@ -149,9 +154,15 @@ class PlanAdmin:
         """A group on each broker, with how far it is behind and whether members run."""
         summary = await self._admin.groups.summary(request.name)
         brokers = await self._admin.groups.brokers_of(request.name)
-        notes = (f"{summary.members} members run",) if summary.members else ()
+        notes = (plural(summary.members, "{count} member runs", "{count} members run"),) if summary.members else ()
         changes = tuple(
-            Change(broker.name, f"group {request.name}", "present", None, {"behind": summary.behind})
+            Change(
+                broker.name,
+                Text("group {group}", group=request.name),
+                Text("present"),
+                None,
+                {"behind": summary.behind},
+            )
             for broker in brokers
         )
         failed = {str(broker): error for broker, error in summary.failed.items()}
@@ -218,7 +229,14 @@ def _topic_settings(request: PlanRequest) -> dict[str, int]:
     found = {}
     for name, value in request.settings.items():
         if name not in _TOPIC_SETTINGS or not value.isdecimal():
-            raise MessageError(f"{name}={value}: expected a number for one of {', '.join(_TOPIC_SETTINGS)}")
+            raise MessageError(
+                Text(
+                    "{name}={value}: expected a number for one of {names}",
+                    name=name,
+                    value=value,
+                    names=", ".join(_TOPIC_SETTINGS),
+                )
+            )
         found[name] = int(value)
     return found
 
@@ -229,12 +247,14 @@ def _group_settings(config: SubscriptionGroupConfig, request: PlanRequest) -> Su
     changed: dict[str, Any] = {}
     for name, value in request.settings.items():
         if name not in known:
-            raise MessageError(f"a group has no setting {name}; there are {', '.join(sorted(known))}")
+            raise MessageError(
+                Text("a group has no setting {name}; there are {names}", name=name, names=", ".join(sorted(known)))
+            )
         is_number = isinstance(getattr(config, known[name]), int) and not isinstance(getattr(config, known[name]), bool)
         if is_number and not value.lstrip("-").isdecimal():
-            raise MessageError(f"{name}={value}: expected a number")
+            raise MessageError(Text("{name}={value}: expected a number", name=name, value=value))
         if not is_number and value not in ("true", "false"):
-            raise MessageError(f"{name}={value}: expected true or false")
+            raise MessageError(Text("{name}={value}: expected true or false", name=name, value=value))
         changed[known[name]] = int(value) if is_number else value == "true"
     return replace(config, **changed)
 
@@ -252,7 +272,7 @@ def offset_plan(request: PlanRequest, moves: PerServer[Broker, BrokerMoves]) -> 
     changes = tuple(
         Change(
             move.queue.broker_name,
-            f"queue {move.queue.queue_id}",
+            Text("queue {queue}", queue=move.queue.queue_id),
             move.committed,
             move.target,
             {"queueId": move.queue.queue_id, "end": move.max_offset, "online": "yes" if moved.online else "no"},
@@ -261,7 +281,9 @@ def offset_plan(request: PlanRequest, moves: PerServer[Broker, BrokerMoves]) -> 
         for move in moved.moves
     )
     notes = tuple(
-        _ONLINE.format(group=request.name, broker=broker.name) for broker, moved in moves.done.items() if moved.online
+        Text("members of {group} run on {broker}: they will be told", group=request.name, broker=broker.name)
+        for broker, moved in moves.done.items()
+        if moved.online
     )
     failed = {str(broker): error for broker, error in moves.failed.items()}
     return Plan(request, 0, changes, any(skipped(one) for one in changes), notes, failed)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from downrange.client.errors import ClientError
 from downrange.model.errors import MQError
 from downrange.model.message import MessageQueue
+from downrange.model.text import Text, as_is, said_by
 
 Value: TypeAlias = str | int | None
 
@@ -83,31 +84,43 @@ class Plan:
 class PlanDrifted(ClientError):
     """The state has changed since the plan was made. `differences` are sentences."""
 
-    def __init__(self, differences: Sequence[str]) -> None:
+    def __init__(self, differences: Sequence[Text]) -> None:
         self.differences = tuple(differences)
         super().__init__(f"{'; '.join(self.differences)}; nothing was changed, look again")
 
 
-def drift(seen: Plan, now: Plan) -> list[str]:
+def drift(seen: Plan, now: Plan) -> list[Text]:
     """How the state that `now` was made from differs from the one `seen` was made from, in sentences."""
     before = {(change.server, change.subject): change for change in seen.changes}
     after = {(change.server, change.subject): change for change in now.changes}
-    found = []
+    found: list[Text] = []
     for key, change in before.items():
         server, subject = key
         if key not in after:
-            found.append(f"{subject} of {server} is gone")
+            found.append(Text("{subject} of {server} is gone", subject=subject, server=server))
         elif after[key].before != change.before:
-            moved = f"moved from {_text(change.before)} to {_text(after[key].before)} meanwhile"
-            found.append(f"{subject} of {server} {moved}")
-    found += [f"{subject} of {server} is new" for server, subject in after if (server, subject) not in before]
-    found += [f"{server} does not answer: {error}" for server, error in now.failed.items() if server not in seen.failed]
-    found += [note for note in now.notes if note not in seen.notes]
+            found.append(
+                Text(
+                    "{subject} of {server} moved from {before} to {now} meanwhile",
+                    subject=subject, server=server, before=_text(change.before), now=_text(after[key].before),
+                )
+            )  # fmt: skip
+    found += [
+        Text("{subject} of {server} is new", subject=subject, server=server)
+        for server, subject in after
+        if (server, subject) not in before
+    ]
+    found += [
+        Text("{name} does not answer: {error}", name=server, error=said_by(error))
+        for server, error in now.failed.items()
+        if server not in seen.failed
+    ]
+    found += [as_is(note) for note in now.notes if note not in seen.notes]
     return found
 
 
-def _text(value: Value) -> str:
-    return "nothing" if value is None else str(value)
+def _text(value: Value) -> Text:
+    return Text("nothing") if value is None else as_is(str(value))
 
 
 def skipped(change: Change) -> int:

@@ -26,6 +26,7 @@ from downrange.model.message import MessageQueue
 from downrange.model.properties import find_property
 from downrange.model.sql.expression import SqlExpression, compile_sql
 from downrange.model.subscription import SQL92, SUB_ALL, Subscription, parse_tags, subscribe
+from downrange.model.text import Text
 from downrange.model.topics import TOOLS_GROUP
 from downrange.protocol.errors import InternalError
 from downrange.transport.errors import RequestTimedOut
@@ -69,7 +70,7 @@ class SearchCursor:
             rows = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
             found = {MessageQueue(str(topic), str(name), int(number)): int(at) for topic, name, number, at in rows}
         except (ValueError, TypeError):
-            raise WrongCursor("the cursor is damaged; begin the search anew without a cursor") from None
+            raise WrongCursor(Text("the cursor is damaged; begin the search anew without a cursor")) from None
         return cls(found)
 
 
@@ -103,7 +104,7 @@ class Wanted:
     def subscription(self) -> Subscription:
         """The part that brokers can decide; raises SqlError for a wrong expression."""
         if self.tags is not None and self.sql is not None:
-            raise MessageError("a search by tags and by SQL92 at once: SQL92 knows the tag as TAGS")
+            raise MessageError(Text("a search by tags and by SQL92 at once: SQL92 knows the tag as TAGS"))
         if self.sql is not None:
             return subscribe(self.topic, self.sql, SQL92)
         return subscribe(self.topic, self.tags or SUB_ALL)
@@ -276,7 +277,13 @@ class _Reader:
                 async with asyncio.timeout(self._budget.seconds):
                     return await work
             except TimeoutError:
-                raise RequestTimedOut(f"{queue.broker_name} did not answer within {self._budget.seconds:g} s") from None
+                raise RequestTimedOut(
+                    Text(
+                        "{broker_name} did not answer within {seconds:g} s",
+                        broker_name=queue.broker_name,
+                        seconds=self._budget.seconds,
+                    )
+                ) from None
 
 
 async def search(
@@ -286,9 +293,15 @@ async def search(
     reader = _Reader(session, wanted, budget)
     queues = readable_queues(wanted.topic, await session.look_up_route(wanted.topic))
     if not queues:
-        raise NoRoute(wanted.topic, f"the topic {wanted.topic} has no queue that may be read at the moment")
+        raise NoRoute(
+            wanted.topic, Text("the topic {topic} has no queue that may be read at the moment", topic=wanted.topic)
+        )
     if cursor is not None and any(queue.topic != wanted.topic for queue in cursor.offsets):
-        raise WrongCursor(f"the cursor belongs to another topic than {wanted.topic}; begin the search anew without it")
+        raise WrongCursor(
+            Text(
+                "the cursor belongs to another topic than {topic}; begin the search anew without it", topic=wanted.topic
+            )
+        )
     scans = await asyncio.gather(*(reader.open(queue, cursor, backwards=backwards) for queue in queues))
     page: list[ReceivedMessage] = []
     while len(page) < budget.messages:

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from downrange.client.trace_reader import MessageTrace
 from downrange.model.message import StoredMessage
+from downrange.model.text import Text, as_is
 
 
 class EventKind(StrEnum):
@@ -33,9 +34,9 @@ class Event:
     """
 
     at: int
-    lane: str
+    lane: Text
     kind: EventKind
-    detail: str = ""
+    detail: Text = Text("")
     millis: int | None = None
     success: bool | None = None
     number: int | None = None
@@ -53,9 +54,9 @@ def timeline(
     stored: Iterable[StoredMessage], copies: Mapping[str, GroupCopies], trace: MessageTrace | None
 ) -> tuple[Event, ...]:
     """All events of a message, oldest first; `stored` has more than one when the producer sent again."""
-    events = [_stored(one, f"broker {one.store_host}", EventKind.STORED) for one in stored]
+    events = [_stored(one, Text("broker {broker}", broker=one.store_host), EventKind.STORED) for one in stored]
     for group, found in copies.items():
-        lane = f"group {group}"
+        lane = Text("group {group}", group=group)
         events += [_stored(one, lane, EventKind.RETRIED) for one in found.retries]
         events += [_stored(one, lane, EventKind.GIVEN_UP) for one in found.dead]
     if trace is not None:
@@ -64,27 +65,36 @@ def timeline(
     return tuple(sorted(events, key=lambda one: (one.at, order.index(one.kind), one.lane)))
 
 
-def _stored(message: StoredMessage, lane: str, kind: EventKind) -> Event:
-    place = f"{message.topic} queue {message.queue_id} offset {message.queue_offset}"
+def _stored(message: StoredMessage, lane: Text, kind: EventKind) -> Event:
+    place = Text(
+        "{topic} queue {queue} offset {offset}",
+        topic=message.topic,
+        queue=message.queue_id,
+        offset=message.queue_offset,
+    )
     number = None if kind is EventKind.STORED else message.reconsume_times
     return Event(message.store_timestamp, lane, kind, place, number=number)
 
 
+def _producer(group: str) -> Text:
+    return Text("producer {group}", group=group)
+
+
 def _traced(trace: MessageTrace) -> Iterator[Event]:
     for send in trace.sends:
-        detail = f"from {send.client_host} to {send.store_host}"
-        yield Event(send.timestamp, f"producer {send.group}", EventKind.SENT, detail, send.cost_millis, send.success)
+        detail = Text("from {client} to {broker}", client=send.client_host, broker=send.store_host)
+        yield Event(send.timestamp, _producer(send.group), EventKind.SENT, detail, send.cost_millis, send.success)
     for end in trace.transactions:
-        detail = f"{end.state}{' after a check' if end.from_check else ''}"
-        yield Event(end.timestamp, f"producer {end.group}", EventKind.TRANSACTION, detail)
+        detail = Text("{state} after a check", state=end.state) if end.from_check else as_is(str(end.state))
+        yield Event(end.timestamp, _producer(end.group), EventKind.TRANSACTION, detail)
     for recall in trace.recalls:
-        yield Event(recall.timestamp, f"producer {recall.group}", EventKind.RECALLED, success=recall.success)
+        yield Event(recall.timestamp, _producer(recall.group), EventKind.RECALLED, success=recall.success)
     for delivery in trace.deliveries:
         yield Event(
             delivery.timestamp,
-            f"group {delivery.group}",
+            Text("group {group}", group=delivery.group),
             EventKind.DELIVERED,
-            f"at {delivery.client_host}",
+            Text("at {client}", client=delivery.client_host),
             delivery.cost_millis,
             delivery.success,
             delivery.retry_times,

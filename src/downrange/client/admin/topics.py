@@ -12,6 +12,7 @@ from downrange.client.errors import NoRoute
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
 from downrange.model.errors import MQError
+from downrange.model.text import Text
 from downrange.model.topics import AUTO_CREATE_TOPIC, DLQ_PREFIX, RETRY_PREFIX, TopicConfig, check_topic_name
 from downrange.protocol.bodies.body import decode_body
 from downrange.protocol.bodies.groups import GroupList
@@ -139,7 +140,7 @@ class TopicAdmin:
         async def ask(broker: Broker) -> TopicConfig:
             config = (await self.configs_on(broker)).get(topic)
             if config is None:
-                raise NoRoute(topic, f"the broker no longer has the topic {topic}")
+                raise NoRoute(topic, Text("the broker no longer has the topic {topic}", topic=topic))
             return config
 
         return await ask_each(await self._session.masters_of_topic(topic), ask)
@@ -161,13 +162,18 @@ class TopicAdmin:
         elif cluster is not None:
             serving = [one for one in serving if one.cluster == cluster]
         if not serving:
-            raise NoRoute(topic, f"the topic {topic} is not on {broker or cluster}; create it there first")
+            raise NoRoute(
+                topic,
+                Text(
+                    "the topic {topic} is not on {place}; create it there first", topic=topic, place=broker or cluster
+                ),
+            )
 
         async def tell(one: Broker) -> TopicChange:
             # From the broker itself: a route may be older than the last change, and tells less.
             before = (await self.configs_on(one)).get(topic)
             if before is None:
-                raise NoRoute(topic, f"the broker no longer has the topic {topic}")
+                raise NoRoute(topic, Text("the broker no longer has the topic {topic}", topic=topic))
             after = replace(
                 before,
                 read_queue_nums=before.read_queue_nums if read_queues is None else read_queues,

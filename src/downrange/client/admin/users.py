@@ -13,6 +13,7 @@ from downrange.client.brokers import Broker
 from downrange.client.errors import ClientError
 from downrange.client.per_server import PerServer, ask_each
 from downrange.client.session import Session
+from downrange.model.text import Text
 from downrange.protocol.bodies.body import BodyError, decode_body, encode_body
 from downrange.protocol.bodies.users import (
     AccountTable,
@@ -110,7 +111,7 @@ class UserAdmin:
         found = {user.username: user for user in await self._with_passwords(here) if user.username is not None}
         names = tuple(usernames) or tuple(sorted(found))
         if missing := [name for name in names if name not in found]:
-            raise UserNotFound(f"{here} has no user {missing[0]}")
+            raise UserNotFound(Text("{here} has no user {missing}", here=here, missing=missing[0]))
         known = {user.username for user in (await self.list(broker=there.address)).done[there]}
         for name in names:
             code = RequestCode.AUTH_UPDATE_USER if name in known else RequestCode.AUTH_CREATE_USER
@@ -175,7 +176,7 @@ class AclAdmin:
         found = {acl.subject: acl for acls in listed.done.values() for acl in acls if acl.subject is not None}
         names = tuple(subjects) or tuple(found)
         if missing := [name for name in names if name not in found]:
-            raise UserNotFound(f"{here} has no rules of {missing[0]}")
+            raise UserNotFound(Text("{here} has no rules of {missing}", here=here, missing=missing[0]))
         for name in names:
             body = encode_body(found[name])
             await self._session.ask(there, request(RequestCode.AUTH_UPDATE_ACL, SubjectRequest(name), body=body))

@@ -14,6 +14,7 @@ from typing import Final
 from downrange.client.trace_reader import TracedDelivery
 from downrange.model.message import MessageQueue
 from downrange.model.subscription import Subscription
+from downrange.model.text import Text, as_is, joined, plural
 
 STUCK_MILLIS: Final = 60_000
 """A member that has had no message of a queue for so long, while some wait, is stuck."""
@@ -110,8 +111,8 @@ class Verdict:
 
     group: str
     kind: VerdictKind
-    reason: str
-    action: str = ""
+    reason: Text
+    action: Text = Text("")
     at: int | None = None
     ahead: int | None = None
     seconds: float | None = None
@@ -133,16 +134,22 @@ def _not_visible(group: str, hidden: NotVisible) -> Verdict:
     kind = VerdictKind.NOT_VISIBLE
     match hidden.why:
         case Hidden.DELAYED:
-            return Verdict(group, kind, "it is delayed and not due yet", "wait until it is due", at=hidden.due)
+            return Verdict(
+                group, kind, Text("it is delayed and not due yet"), Text("wait until it is due"), at=hidden.due
+            )
         case Hidden.HALF:
             return Verdict(
                 group,
                 kind,
-                f"its transaction is open; its producer was asked {hidden.checks} times",
-                "look at the producer: it has to commit or to roll back",
+                plural(
+                    hidden.checks,
+                    "its transaction is open; its producer was asked {count} time",
+                    "its transaction is open; its producer was asked {count} times",
+                ),
+                Text("look at the producer: it has to commit or to roll back"),
             )
         case Hidden.ROLLED_BACK:
-            return Verdict(group, kind, "its transaction was rolled back: no consumer will see it")
+            return Verdict(group, kind, Text("its transaction was rolled back: no consumer will see it"))
 
 
 def _filtered(known: GroupEvidence) -> Verdict | None:
@@ -150,57 +157,75 @@ def _filtered(known: GroupEvidence) -> Verdict | None:
         return None
     topic = known.queue.topic
     if known.subscription is None:
-        reason = f"its running members do not subscribe to {topic}"
-        return Verdict(known.group, VerdictKind.FILTERED, reason, f"let them subscribe to {topic}")
+        reason = Text("its running members do not subscribe to {topic}", topic=topic)
+        return Verdict(known.group, VerdictKind.FILTERED, reason, Text("let them subscribe to {topic}", topic=topic))
     if known.matches:
         return None
-    kind = "tag" if known.subscription.is_tag_type else known.subscription.expression_type
-    reason = f"it subscribes to {topic} with {kind} {known.subscription.expression!r}, which does not match"
-    return Verdict(known.group, VerdictKind.FILTERED, reason, "change the subscription, or send to a topic it reads")
+    kind = Text("tag") if known.subscription.is_tag_type else known.subscription.expression_type
+    reason = Text(
+        "it subscribes to {topic} with {kind} '{expression}', which does not match",
+        topic=topic,
+        kind=kind,
+        expression=known.subscription.expression,
+    )
+    return Verdict(
+        known.group, VerdictKind.FILTERED, reason, Text("change the subscription, or send to a topic it reads")
+    )
 
 
 def _given_up(known: GroupEvidence) -> Verdict | None:
     if known.dead_since is None or (known.retry is not None and known.retry.stored > known.dead_since):
         return None  # a copy that is younger than the dead letter: it was sent again
-    action = f"downrange dlq resend {known.group}, when the cause is mended"
-    return Verdict(known.group, VerdictKind.GIVEN_UP, "it is a dead letter of the group", action, at=known.dead_since)
+    action = Text("{command}, when the cause is mended", command=f"downrange dlq resend {known.group}")
+    return Verdict(
+        known.group, VerdictKind.GIVEN_UP, Text("it is a dead letter of the group"), action, at=known.dead_since
+    )
 
 
 def _retried(known: GroupEvidence) -> Verdict | None:
     if known.retry is None or known.retry.is_committed:
         return None
     if known.retry.due is None:
-        reason = f"retry {known.retry.times} lies in the retry topic and was not consumed yet"
+        reason = Text("retry {times} lies in the retry topic and was not consumed yet", times=known.retry.times)
     else:
-        reason = f"retry {known.retry.times} waits until it is due"
-    return Verdict(known.group, VerdictKind.RETRIED, reason, "look at the log of the members", at=known.retry.due)
+        reason = Text("retry {times} waits until it is due", times=known.retry.times)
+    return Verdict(known.group, VerdictKind.RETRIED, reason, Text("look at the log of the members"), at=known.retry.due)
 
 
 def _consumed(known: GroupEvidence) -> Verdict | None:
     done = [one for one in known.deliveries if one.success]
     if done:
         last = done[-1]
-        reason = f"by {last.client_host} in {last.cost_millis} ms, says its trace"
+        reason = Text(
+            "by {client_host} in {cost_millis} ms, says its trace",
+            client_host=last.client_host,
+            cost_millis=last.cost_millis,
+        )
         return Verdict(known.group, VerdictKind.CONSUMED, reason, at=last.timestamp + (last.cost_millis or 0))
     if known.is_broadcasting or known.unanswered:  # a broker that is silent may have the dead letter or a retry
         return None
     if known.retry is not None and known.retry.is_committed:
-        return Verdict(known.group, VerdictKind.CONSUMED, f"after {known.retry.times} retries")
+        return Verdict(
+            known.group, VerdictKind.CONSUMED, plural(known.retry.times, "after {count} retry", "after {count} retries")
+        )
     if known.committed is None or known.committed <= known.queue_offset:
         return None
-    reason = f"the group has committed up to {known.committed}, beyond it"
+    reason = Text("the group has committed up to {committed}, beyond it", committed=known.committed)
     if not known.members:
-        reason += "; or its filter left it out, which is not known while nobody runs"
+        beside = Text("or its filter left it out, which is not known while nobody runs")
+        reason = joined("; ", (reason, beside))
     return Verdict(known.group, VerdictKind.CONSUMED, reason)
 
 
 def _unanswered(known: GroupEvidence) -> Verdict | None:
     if known.unanswered:
-        brokers = "; ".join(f"{name} did not answer: {error}" for name, error in known.unanswered.items())
-        return Verdict(known.group, VerdictKind.UNKNOWN, brokers, "ask again when it answers")
+        silent = [
+            Text("{name} did not answer: {error}", name=name, error=error) for name, error in known.unanswered.items()
+        ]
+        return Verdict(known.group, VerdictKind.UNKNOWN, joined("; ", silent), Text("ask again when it answers"))
     if known.is_broadcasting:
-        reason = "its members broadcast: each keeps its offsets to itself"
-        return Verdict(known.group, VerdictKind.UNKNOWN, reason, "look at the members")
+        reason = Text("its members broadcast: each keeps its offsets to itself")
+        return Verdict(known.group, VerdictKind.UNKNOWN, reason, Text("look at the members"))
     return None
 
 
@@ -208,7 +233,7 @@ def _nobody(known: GroupEvidence) -> Verdict | None:
     if known.members != 0:
         return None
     ahead = _ahead(known)
-    return Verdict(known.group, VerdictKind.NOBODY, "no member of the group runs", "start one", ahead=ahead)
+    return Verdict(known.group, VerdictKind.NOBODY, Text("no member of the group runs"), Text("start one"), ahead=ahead)
 
 
 def _stuck(known: GroupEvidence) -> Verdict | None:
@@ -216,13 +241,21 @@ def _stuck(known: GroupEvidence) -> Verdict | None:
         return None
     ahead = _ahead(known)
     if known.owner is None:
-        reason = f"queue {known.queue.queue_id} of {known.queue.broker_name} has no member"
-        return Verdict(known.group, VerdictKind.STUCK, reason, "start more members, or restart them", ahead=ahead)
+        reason = Text(
+            "queue {queue_id} of {broker_name} has no member",
+            queue_id=known.queue.queue_id,
+            broker_name=known.queue.broker_name,
+        )
+        return Verdict(known.group, VerdictKind.STUCK, reason, Text("start more members, or restart them"), ahead=ahead)
     idle = known.now - known.owner.idle_since
     if idle < STUCK_MILLIS:
         return None
-    reason = f"{known.owner.client_id} has had no message of its queue for {idle // 1000} s"
-    action = f"downrange group status {known.group} --client {known.owner.client_id} --stack"
+    reason = Text(
+        "{client_id} has had no message of its queue for {seconds} s",
+        client_id=known.owner.client_id,
+        seconds=idle // 1000,
+    )
+    action = as_is(f"downrange group status {known.group} --client {known.owner.client_id} --stack")
     return Verdict(
         known.group, VerdictKind.STUCK, reason, action, known.owner.idle_since, ahead, None,
         known.owner.client_id,
@@ -233,13 +266,20 @@ def _waiting(known: GroupEvidence) -> Verdict:
     ahead = _ahead(known)
     owner = known.owner.client_id if known.owner is not None else None
     if ahead is None:
-        reason = "the group has committed nothing of this queue yet"
+        reason = Text("the group has committed nothing of this queue yet")
         return Verdict(known.group, VerdictKind.WAITING, reason, member=owner)
     speed = known.messages_per_second
     seconds = (ahead + 1) / speed if speed > 0 else None
-    about = f", about {seconds:.0f} s at the present rate" if seconds is not None else ""
+    reason = Text("{ahead} before it", ahead=ahead)
+    if seconds is not None:
+        reason = Text("{ahead} before it, about {seconds:.0f} s at the present rate", ahead=ahead, seconds=seconds)
     return Verdict(
-        known.group, VerdictKind.WAITING, f"{ahead} before it{about}", ahead=ahead, seconds=seconds, member=owner
+        known.group,
+        VerdictKind.WAITING,
+        reason,
+        ahead=ahead,
+        seconds=seconds,
+        member=owner,
     )
 
 

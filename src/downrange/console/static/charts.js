@@ -10,6 +10,7 @@
   const figure = (n) => (n == null ? "" : n.toLocaleString("en", { maximumFractionDigits: n < 10 ? 1 : 0 }));
   const compact = (n) => (n >= 10000 ? n.toLocaleString("en", { notation: "compact" }) : figure(n));
   const newest = (plot, series) => plot.data[series][plot.data[series].length - 1];
+  const texts = JSON.parse(document.body.dataset.texts);
   const plots = new Map();
 
   // From the data: of a single figure, which there is at the start, uPlot would make a day.
@@ -25,7 +26,7 @@
       draw.setLineDash([3, 3]); draw.beginPath();
       draw.moveTo(x, plot.bbox.top); draw.lineTo(x, plot.bbox.top + plot.bbox.height); draw.stroke();
       draw.font = `${11 * devicePixelRatio}px system-ui`;
-      draw.fillText(mark.label, x + 4, plot.bbox.top + 12 * devicePixelRatio);
+      draw.fillText(texts[mark.label] || mark.label, x + 4, plot.bbox.top + 12 * devicePixelRatio);
       draw.restore();
     });
   };
@@ -40,7 +41,7 @@
         y: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] }, second: { range: (_, __, most) => [0, most > 0 ? most * 1.05 : 1] } },
       axes: [{ ...axis, space: 72, values: (_, ticks) => ticks.map(ticks.length > 1 && ticks[1] - ticks[0] < 60 ? exact : clock) }, { ...axis, size: 64, values: (_, ticks) => ticks.map(compact) }]
         .concat(second ? [{ ...axis, side: 1, scale: "second", size: 64, grid: { show: false }, values: (_, ticks) => ticks.map((n) => compact(n) + " s") }] : []),
-      series: [{ label: "time", value: (plot, at) => exact(at ?? newest(plot, 0)) }].concat(series.map((one, at) => ({
+      series: [{ label: texts.time, value: (plot, at) => exact(at ?? newest(plot, 0)) }].concat(series.map((one, at) => ({
         label: one.label, scale: one.scale || "y", stroke: style(colours[at]), width: 2, dash: dashes[at], spanGaps: false,
         points: { show: chart.data[0].length < 3 }, value: (plot, n, which) => figure(n ?? newest(plot, which)),
       }))),

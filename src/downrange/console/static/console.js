@@ -9,6 +9,7 @@
     const found = document.cookie.split("; ").find((one) => one.startsWith(name + "="));
     return found ? decodeURIComponent(found.slice(name.length + 1)) : "";
   };
+  const texts = JSON.parse(document.body.dataset.texts);
   const announce = (text) => { document.getElementById("announce").textContent = text; };
 
   // Times are rendered by the server, in the zone of the browser.
@@ -22,6 +23,7 @@
   const page = document.getElementById("page");
   const freshness = document.getElementById("freshness");
   const every = Number(page && page.dataset.live) * 1000;
+  const live = texts.live.replace("{seconds}", every / 1000);
   let failures = 0;
   let timer = 0;
   const busy = () => {
@@ -46,10 +48,10 @@
         document.dispatchEvent(new Event("console:refreshed"));
       }
       failures = 0;
-      freshness.textContent = `live, ${every / 1000} s`;
+      freshness.textContent = live;
     } catch (error) {
       failures += 1;
-      freshness.textContent = "the console does not answer; these figures are old";
+      freshness.textContent = texts.silent;
     }
     later();
   };
@@ -66,7 +68,7 @@
     if (!timer && every) timer = setTimeout(refresh, wait * Math.min(12, 2 ** failures));
   };
   if (every && freshness) {
-    freshness.textContent = `live, ${every / 1000} s`;
+    freshness.textContent = live;
     later("soon" in page.dataset ? 1000 : every); // figures that were old are asked for as soon as somebody looks
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden && !timer) refresh();
@@ -117,8 +119,8 @@
     if (copy) {
       const from = copy.dataset.copy;
       const text = from === "link" ? location.href : document.getElementById(from).textContent;
-      try { await navigator.clipboard.writeText(text); announce("Copied."); copy.textContent = "Copied"; }
-      catch (error) { announce("The browser does not allow copying."); }
+      try { await navigator.clipboard.writeText(text); announce(texts.copied); copy.textContent = texts.copied; }
+      catch (error) { announce(texts.uncopied); }
     }
     const all = click.target.closest("[data-tick-all]");
     if (all) document.querySelectorAll('input[name="id"]').forEach((one) => { one.checked = all.checked; });
@@ -141,7 +143,7 @@
     remember("zone", settings.elements.zone.value || zone);
     document.documentElement.dataset.theme = settings.elements.theme.value;
     document.documentElement.toggleAttribute("data-dense", settings.elements.dense.checked);
-    announce("Kept in this browser.");
+    announce(texts.kept);
   });
 
   // --- SQL92 is checked while it is typed
@@ -156,7 +158,7 @@
       if (!field.value.trim()) { hint.textContent = ""; field.removeAttribute("aria-invalid"); return; }
       const got = await fetch(`${address}?sql=${encodeURIComponent(field.value)}`);
       const said = await got.json();
-      hint.textContent = said.error || "ok";
+      hint.textContent = said.error || texts.right;
       hint.className = said.error ? "hint bad" : "hint good";
       field.setAttribute("aria-invalid", said.error ? "true" : "false");
     }, 200);

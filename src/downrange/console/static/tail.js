@@ -3,6 +3,8 @@
 (() => {
   const box = document.getElementById("tail");
   if (!box) return;
+  const texts = JSON.parse(box.dataset.texts);
+  const fits = (text, parts) => text.replace(/\{(\w+)\}/g, (_, name) => parts[name]);
   const HEIGHT = 24, MOST = 5000;
   const space = box.querySelector(".space");
   const status = document.getElementById("tail-status");
@@ -53,8 +55,11 @@
     rate = windowMatched / seconds; drawn = windowShown / seconds;
     windowMatched = windowShown = 0; windowAt = now;
     const figure = (n) => Math.round(n).toLocaleString("en");
-    const skipped = drawn < rate * 0.99 ? `, ${figure(drawn)}/s shown, the rest skipped evenly` : "";
-    status.textContent = `${figure(rate)}/s match${skipped} · ${figure(seen)} seen since ${clock(since).slice(0, 8)}${paused ? " · paused" : ""}${note}`;
+    const skipped = drawn < rate * 0.99 ? fits(texts.shown, { shown: figure(drawn) }) : "";
+    const parts = [fits(texts.match, { rate: figure(rate) }) + skipped, fits(texts.seen, { seen: figure(seen), time: clock(since).slice(0, 8) })];
+    if (paused) parts.push(texts.paused);
+    if (note) parts.push(note);
+    status.textContent = parts.join(" · ");
     status.dataset.seen = seen;
     status.dataset.shown = shown;
   };
@@ -64,7 +69,7 @@
     stream.addEventListener("open", (event) => {
       if (!event.data) return; // the connection is there, the tail not yet
       box.dataset.open = "";
-      if (JSON.parse(event.data).filtered_here) note = " · the broker cannot evaluate SQL92, so the console does";
+      if (JSON.parse(event.data).filtered_here) note = texts.here;
     });
     stream.addEventListener("batch", (event) => {
       const batch = JSON.parse(event.data);
@@ -74,13 +79,13 @@
       later();
     });
     stream.addEventListener("failed", (event) => { status.textContent = JSON.parse(event.data).error; close(); });
-    stream.onerror = () => { if (stream && stream.readyState === EventSource.CLOSED) { status.textContent = "The console has ended the stream; load the page again."; stream = null; } };
+    stream.onerror = () => { if (stream && stream.readyState === EventSource.CLOSED) { status.textContent = texts.ended; stream = null; } };
   };
   const close = () => { if (stream) { stream.close(); stream = null; delete box.dataset.open; } };
   const toggle = () => {
     paused = !paused;
     pause.setAttribute("aria-pressed", String(paused));
-    pause.textContent = paused ? "Go on" : "Pause";
+    pause.textContent = paused ? texts.go_on : texts.pause;
     if (paused) close(); else open();
     tell();
   };

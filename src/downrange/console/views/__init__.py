@@ -18,6 +18,7 @@ ADDRESSES: Final = (
     Address("GET", "/login", "account.login_page", is_open=True),
     Address("POST", "/login", "account.log_in", is_open=True),
     Address("POST", "/logout", "account.log_out"),
+    Address("POST", "/language", "account.choose_language", is_open=True),
     Address("GET", "/", "overview.home"),
     Address("GET", "/settings", "account.settings"),
     Address("GET", "/audit", "account.audit", Role.ADMIN),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from starlette.responses import Response
 
 from downrange.console.auth import SESSION_SECONDS, LoginRefused
 from downrange.console.config import LoginKind
+from downrange.console.languages import COOKIE as LANGUAGE_COOKIE
+from downrange.console.languages import LANGUAGES
 from downrange.console.pages import Page
-from downrange.console.requests import COOKIE, SECURE_COOKIE, Answer, Visit, checked_form, see_other
+from downrange.console.requests import COOKIE, SECURE_COOKIE, Answer, PageRefused, Visit, checked_form, see_other
 from downrange.console.tables import Column, listing
+from downrange.console.words import word
+from downrange.model.text import Text, said_by
+
+YEAR_SECONDS: Final = 365 * 86_400
 
 
 def safe_target(text: str) -> str:
@@ -25,7 +31,7 @@ async def login_page(visit: Visit) -> Answer:
         return see_other(target)
     is_acl = visit.console.config.access.login is LoginKind.ACL
     chrome = {"next": target, "is_acl": is_acl, "error": ""}
-    return Page("login.html", "Log in", {}, chrome=chrome)
+    return Page("login.html", Text("Log in"), {}, chrome=chrome)
 
 
 async def log_in(visit: Visit) -> Answer:
@@ -36,12 +42,12 @@ async def log_in(visit: Visit) -> Answer:
     except LoginRefused as error:
         visit.console.audit.write(visit.now, name[:256], visit.source, "log in", "refused", reason=str(error))
         is_acl = visit.console.config.access.login is LoginKind.ACL
-        chrome = {"next": target, "is_acl": is_acl, "error": f"Not logged in: {error}."}
+        chrome = {"next": target, "is_acl": is_acl, "error": Text("Not logged in: {reason}.", reason=said_by(error))}
         status = 429 if "too many" in str(error) else 401
-        return Page("login.html", "Log in", {"error": str(error)}, status=status, chrome=chrome)
+        return Page("login.html", Text("Log in"), {"error": str(error)}, status=status, chrome=chrome)
     visit.console.audit.write(visit.now, name, visit.source, "log in", "done")
     response = see_other(target)
-    _set_cookie(visit, response, cookie, SESSION_SECONDS)
+    _set_session(visit, response, cookie, SESSION_SECONDS)
     return response
 
 
@@ -49,7 +55,7 @@ async def log_out(visit: Visit) -> Answer:
     await checked_form(visit)
     await visit.console.logins.log_out(_cookie_of(visit))
     response = see_other("/login")
-    _set_cookie(visit, response, "", 0)
+    _set_session(visit, response, "", 0)
     return response
 
 
@@ -57,23 +63,41 @@ def _cookie_of(visit: Visit) -> str | None:
     return visit.request.cookies.get(SECURE_COOKIE) or visit.request.cookies.get(COOKIE)
 
 
-def _set_cookie(visit: Visit, response: Response, value: str, seconds: int) -> None:
+def _set_session(visit: Visit, response: Response, value: str, seconds: int) -> None:
+    _set_cookie(visit, response, SECURE_COOKIE if _is_secure(visit) else COOKIE, value, seconds)
+
+
+def _is_secure(visit: Visit) -> bool:
     public = visit.console.config.access.public_url or ""
-    is_secure = visit.request.url.scheme == "https" or public.startswith("https:")
-    name = SECURE_COOKIE if is_secure else COOKIE
+    return visit.request.url.scheme == "https" or public.startswith("https:")
+
+
+def _set_cookie(visit: Visit, response: Response, name: str, value: str, seconds: int) -> None:
+    is_secure = _is_secure(visit)
     response.set_cookie(name, value, max_age=seconds, path="/", secure=is_secure, httponly=True, samesite="strict")
+
+
+async def choose_language(visit: Visit) -> Answer:
+    """Keep the language that somebody chose in their browser, and go back to the page they came from."""
+    form = await checked_form(visit)
+    code = form.get("language", "")
+    if code not in LANGUAGES:
+        raise PageRefused(400, Text("there is no language {code} here", code=code))
+    response = see_other(safe_target(form.get("next", "/")))
+    _set_cookie(visit, response, LANGUAGE_COOKIE, code, YEAR_SECONDS)
+    return response
 
 
 async def settings(visit: Visit) -> Answer:
     access = visit.console.config.access
     data = {
         "name": visit.who.name,
-        "role": visit.who.role.word,
+        "role": word(visit.who.role.word),
         "login": access.login.value,
         "read_only": access.read_only,
-        "history": "in a file" if visit.console.config.history else "in memory, until the console ends",
+        "history": Text("in a file") if visit.console.config.history else Text("in memory, until the console ends"),
     }
-    return Page("settings.html", "Settings", data)
+    return Page("settings.html", Text("Settings"), data)
 
 
 async def audit(visit: Visit) -> Answer:
@@ -82,26 +106,28 @@ async def audit(visit: Visit) -> Answer:
         return ", ".join(f"{key}: {value}" for key, value in entry.items() if key not in hidden and value)
 
     columns: list[Column[dict[str, Any]]] = [
-        Column("at", "when", lambda one: one["at"], "time"),
-        Column("who", "who", lambda one: one["who"]),
-        Column("from", "from", lambda one: one["from"], "code"),
-        Column("action", "what", lambda one: one["action"]),
-        Column("cluster", "cluster", lambda one: one.get("cluster", "")),
-        Column("subject", "about", lambda one: one.get("subject", "")),
-        Column("outcome", "outcome", lambda one: one["outcome"], "state"),
-        Column("details", "details", rest),
+        Column("at", Text("when"), lambda one: one["at"], "time"),
+        Column("who", Text("who"), lambda one: one["who"]),
+        Column("from", Text("from"), lambda one: one["from"], "code"),
+        Column("action", Text("what"), lambda one: one["action"]),
+        Column("cluster", Text("cluster"), lambda one: one.get("cluster", "")),
+        Column("subject", Text("about"), lambda one: one.get("subject", "")),
+        Column("outcome", Text("outcome"), lambda one: one["outcome"], "state"),
+        Column("details", Text("details"), rest),
     ]
     table = listing(
         visit.console.audit.entries(), columns, visit.query, search=lambda one: " ".join(map(str, one.values())),
-        sort="at", name="audit", caption="Audit log",
+        sort="at", name="audit", caption=Text("Audit log"),
     )  # fmt: skip
     if visit.query.get("format") == "csv":
         return table
     path = visit.console.audit.path
-    lead = [f"All of it is in {path}." if path else "Kept in memory only; --audit-log FILE keeps it."]
+    lead = [
+        Text("All of it is in {path}.", path=path) if path else Text("Kept in memory only; --audit-log FILE keeps it.")
+    ]
     return Page(
         "listing.html",
-        "Audit log",
+        Text("Audit log"),
         table.data(),
-        chrome={"tables": [table], "lead": lead, "empty": "Nothing was changed, exported or refused yet."},
+        chrome={"tables": [table], "lead": lead, "empty": Text("Nothing was changed, exported or refused yet.")},
     )

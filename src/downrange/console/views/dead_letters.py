@@ -10,17 +10,19 @@ from typing import Any, Final
 
 from downrange.client.dead_letters import DeadLetter, DeadLetters
 from downrange.console import body_views, jobs
-from downrange.console.formats import parse_time, plural
+from downrange.console.formats import UNKNOWN, parse_time
 from downrange.console.jobs import Job
 from downrange.console.pages import Page, json_text
 from downrange.console.requests import Answer, PageRefused, Visit, checked_pairs, download, see_other
 from downrange.console.snapshot import GroupState
-from downrange.console.streams import event
+from downrange.console.streams import MOST_OF_ONE, event
 from downrange.console.tables import Column, listing, to_csv
 from downrange.console.views.messages import body_summary, mask_of
 from downrange.console.views.shared import LIVE_SECONDS, command, crumb, unheard
+from downrange.console.words import word
 from downrange.model.errors import MessageError, MQError
 from downrange.model.message import MessageQueue
+from downrange.model.text import Text, as_is, plural, said_by
 
 SHOWN: Final = 200
 MOST_READ: Final = 20_000
@@ -37,25 +39,25 @@ async def dead_letter_groups(visit: Visit) -> Answer:
         return 0 if topic is None else topic.last
 
     columns: list[Column[GroupState]] = [
-        Column("group", "group", lambda one: one.name, link=lambda one: visit.url("dead-letters", one.name)),
-        Column("letters", "dead letters", lambda one: snapshot.dead_letters(one.name), "number"),
-        Column("last", "newest", last, "time"),
-        Column("members", "members", lambda one: len(one.members) if one.members_at else None, "number"),
+        Column("group", Text("group"), lambda one: one.name, link=lambda one: visit.url("dead-letters", one.name)),
+        Column("letters", Text("dead letters"), lambda one: snapshot.dead_letters(one.name), "number"),
+        Column("last", Text("newest"), last, "time"),
+        Column("members", Text("members"), lambda one: len(one.members) if one.members_at else None, "number"),
     ]
     table = listing(
         having, columns, visit.query, search=lambda one: one.name, sort="letters", name="dead-letters",
-        caption="Groups with dead letters",
+        caption=Text("Groups with dead letters"),
     )  # fmt: skip
     if visit.query.get("format") == "csv":
         return table
     chrome = {
         "tables": [table],
         "live": LIVE_SECONDS,
-        "lead": ["A dead letter is a message that a group could not handle after all its retries."],
-        "empty": "No group has given up a message.",
+        "lead": [Text("A dead letter is a message that a group could not handle after all its retries.")],
+        "empty": Text("No group has given up a message."),
     }
     data = {**table.data(), "failed": unheard(visit)}
-    return Page("listing.html", "Dead letters", data, command(visit, "dlq", "list", "GROUP"), chrome=chrome)
+    return Page("listing.html", Text("Dead letters"), data, command(visit, "dlq", "list", "GROUP"), chrome=chrome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +91,13 @@ def _searched(letter: DeadLetter) -> str:
 
 def _narrow(visit: Visit, fields: dict[str, str]) -> Narrow:
     if fields.get("text") and mask_of(visit) is not None:
-        raise PageRefused(403, "values are masked for your role, so that bodies cannot be searched")
+        raise PageRefused(403, Text("values are masked for your role, so that bodies cannot be searched"))
 
     def time(name: str) -> int | None:
         text = fields.get(name, "")
         found = parse_time(text, visit.zone) if text else None
         if text and found is None:
-            raise PageRefused(400, f"{name}={text}: expected a time like 2026-11-16T08:41")
+            raise PageRefused(400, Text("{name}={text}: expected a time like 2026-11-16T08:41", name=name, text=text))
         return found
 
     return Narrow(
@@ -131,7 +133,7 @@ async def _read(visit: Visit, group: str, narrow: Narrow, ids: set[str]) -> Lett
                     break
     except TimeoutError:
         read.is_all = False
-    read.failed = {queue.broker_name: str(error) for queue, error in unread.items()}
+    read.failed = {queue.broker_name: said_by(error) for queue, error in unread.items()}
     return read
 
 
@@ -163,9 +165,9 @@ async def dead_letters(visit: Visit) -> Answer:
         "tags": sorted({one.message.tags for one in letters if one.message.tags}),
         "may_export": visit.console.config.access.allow_export and mask is None,
         "may_search_text": mask is None,
-        "crumbs": [crumb(visit, "Dead letters", "dead-letters")],
+        "crumbs": [crumb(visit, Text("Dead letters"), "dead-letters")],
     }
-    return Page("dead_letters.html", group, data, command(visit, "dlq", "list", group), chrome=chrome)
+    return Page("dead_letters.html", as_is(group), data, command(visit, "dlq", "list", group), chrome=chrome)
 
 
 def _row(visit: Visit, letter: DeadLetter, mask: re.Pattern[str] | None) -> dict[str, Any]:
@@ -191,7 +193,7 @@ def _row(visit: Visit, letter: DeadLetter, mask: re.Pattern[str] | None) -> dict
 
 def _export(visit: Visit, group: str, letters: list[DeadLetter], kind: str) -> Answer:
     if not visit.console.config.access.allow_export or mask_of(visit) is not None:
-        raise PageRefused(403, "dead letters may not be exported here")
+        raise PageRefused(403, Text("dead letters may not be exported here"))
     visit.audit("export dead letters", "done", subject=group, count=len(letters))
     documents = [one.document() for one in letters]
     if kind == "jsonl":
@@ -211,12 +213,21 @@ async def plan_resend(visit: Visit) -> Answer:
     narrow = _narrow(visit, fields)
     read = await _read(visit, group, narrow, ids)
     if not read.is_all:
-        raise PageRefused(400, f"there are more letters than a job takes at once ({MOST_READ:,}); narrow them by time")
+        raise PageRefused(
+            400,
+            Text(
+                "there are more letters than a job takes at once ({most:,}); narrow them by time",
+                most=MOST_READ,
+            ),
+        )
     known = visit.console.jobs.resent(visit.cluster.name, group)
     wanted = [one for one in read.letters if jobs.place_text(one.place) not in known]
     if not wanted:
-        raise PageRefused(400, "no letter fits that was not sent again before; nothing to plan")
-    missing = [f"letters of {broker} are not in this plan: {error}" for broker, error in read.failed.items()]
+        raise PageRefused(400, Text("no letter fits that was not sent again before; nothing to plan"))
+    missing = [
+        Text("letters of {broker} are not in this plan: {error}", broker=broker, error=error)
+        for broker, error in read.failed.items()
+    ]
     job = visit.console.jobs.create(visit.cluster.name, group, visit.who.name, wanted, "; ".join(missing))
     return see_other(visit.url("jobs", job.id))
 
@@ -232,7 +243,7 @@ def job_data(job: Job) -> dict[str, Any]:
         "created": job.created,
         "state": job.state,
         "rate": job.rate,
-        "detail": job.detail,
+        "detail": word(job.detail),
         "total": job.total,
         "sent": job.sent,
         "failed": job.failed,
@@ -241,11 +252,14 @@ def job_data(job: Job) -> dict[str, Any]:
     }
 
 
-def job_words(job: Job) -> str:
+def job_words(job: Job) -> Text:
+    letters = plural(job.total, "{count} letter", "{count} letters")
     if not job.sent and not job.failed and job.state == jobs.PAUSED:
-        return f"{plural(job.total, 'letter')} planned, none sent yet"
-    text = f"{job.sent:,} of {plural(job.total, 'letter')} sent, {job.failed:,} failed"
-    return f"{text}, {job.left:,} left" if job.left else text
+        return Text("{letters} planned, none sent yet", letters=letters)
+    counts = {"sent": f"{job.sent:,}", "letters": letters, "failed": f"{job.failed:,}"}
+    if not job.left:
+        return Text("{sent} of {letters} sent, {failed} failed", **counts)
+    return Text("{sent} of {letters} sent, {failed} failed, {left} left", left=f"{job.left:,}", **counts)
 
 
 async def job_page(visit: Visit) -> Answer:
@@ -263,7 +277,7 @@ async def job_page(visit: Visit) -> Answer:
     recent = sorted((one for one in items if one.state in (jobs.SENT, jobs.NOTED)), key=lambda one: -one.at)
     data = {
         **job_data(job),
-        "failures": [{"place": one.place, "message": one.message, "reason": one.result} for one in failed[:500]],
+        "failures": [{"place": one.place, "message": one.message, "reason": word(one.result)} for one in failed[:500]],
         "recent": [
             {"place": one.place, "message": one.message, "at": one.at, "state": one.state} for one in recent[:20]
         ],
@@ -271,15 +285,15 @@ async def job_page(visit: Visit) -> Answer:
     }
     chrome = {
         "crumbs": [
-            crumb(visit, "Dead letters", "dead-letters"),
-            crumb(visit, job.group, "dead-letters", job.group),
+            crumb(visit, Text("Dead letters"), "dead-letters"),
+            crumb(visit, as_is(job.group), "dead-letters", job.group),
         ],
         "stream": visit.url("jobs", job.id, "events"),
         "is_begun": bool(job.sent or job.failed),
         "live": 0,
     }
     words = ("dlq", "resend", job.group, "--rate", f"{job.rate:g}")
-    return Page("job.html", f"Resend {job.id}", data, command(visit, *words), chrome=chrome)
+    return Page("job.html", Text("Resend {id}", id=job.id), data, command(visit, *words), chrome=chrome)
 
 
 async def _trial(visit: Visit, job: Job, items: list[jobs.Item]) -> dict[str, Any] | None:
@@ -295,14 +309,19 @@ async def _trial(visit: Visit, job: Job, items: list[jobs.Item]) -> dict[str, An
     except (MQError, TimeoutError) as error:
         return {
             "message": sent[0].message,
-            "verdict": "unknown",
-            "reason": str(error) or "no answer in time",
+            "verdict": UNKNOWN,
+            "reason": said_by(error) if str(error) else Text("no answer in time"),
             "at": None,
         }
     found = next((one for one in fate.verdicts if one.group == job.group), None)
     if found is None:
-        return {"message": sent[0].message, "verdict": "unknown", "reason": "the group does not read it", "at": None}
-    return {"message": sent[0].message, "verdict": found.kind.value, "reason": found.reason, "at": found.at}
+        return {
+            "message": sent[0].message,
+            "verdict": UNKNOWN,
+            "reason": Text("the group does not read it"),
+            "at": None,
+        }
+    return {"message": sent[0].message, "verdict": word(found.kind.value), "reason": found.reason, "at": found.at}
 
 
 async def start_job(visit: Visit) -> Answer:
@@ -310,7 +329,7 @@ async def start_job(visit: Visit) -> Answer:
     form = dict(await checked_pairs(visit))
     job = visit.console.jobs.get(visit.path("job"), visit.cluster.name)
     if job.is_over:
-        raise PageRefused(409, f"job {job.id} is over")
+        raise PageRefused(409, Text("job {id} is over", id=job.id))
     is_trial = form.get("trial") == "1"
     rate = _rate(form.get("rate", "50"))
     visit.console.jobs.start(job, visit.admin, rate, 1 if is_trial else None)
@@ -330,7 +349,14 @@ def _rate(text: str) -> float:
     except ValueError:
         rate = 0
     if not 0.1 <= rate <= jobs.MOST_RATE:
-        raise PageRefused(400, f"rate {text!r}: expected letters a second, from 0.1 to {jobs.MOST_RATE:,.0f}")
+        raise PageRefused(
+            400,
+            Text(
+                "rate '{text}': expected letters a second, from 0.1 to {most:,.0f}",
+                text=text,
+                most=jobs.MOST_RATE,
+            ),
+        )
     return rate
 
 
@@ -348,12 +374,12 @@ async def job_events(visit: Visit) -> Answer:
     job = visit.console.jobs.get(visit.path("job"), visit.cluster.name)
     owner = f"{visit.who.name} {visit.source}"
     if visit.console.streams.is_full(owner):
-        raise PageRefused(429, "four streams are open already; close a tail or another job")
+        raise PageRefused(429, Text("{most} streams are open already; close one of the other tails", most=MOST_OF_ONE))
 
     async def events() -> AsyncGenerator[str, None]:
         while True:
             now = visit.console.jobs.get(job.id, job.cluster)
-            yield event("job", job_data(now))
+            yield event("job", {**job_data(now), "words": visit.language.say(job_words(now))})
             if now.state != jobs.RUNNING:
                 return
             await visit.console.jobs.change()

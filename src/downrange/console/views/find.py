@@ -14,6 +14,7 @@ from downrange.console.requests import Answer, Visit, see_other
 from downrange.console.snapshot import kind_of
 from downrange.model.errors import MQError
 from downrange.model.message import StoredMessage
+from downrange.model.text import Text
 from downrange.model.topics import DLQ_PREFIX, RETRY_PREFIX
 
 AT_ONCE: Final = 8
@@ -39,7 +40,7 @@ async def find(visit: Visit) -> Answer:
     if len(messages) == 1 and not visit.wants_json:
         return see_other(messages[0]["address"])
     data = {"q": text, "named": hits[:50], "messages": messages, "looked": looked}
-    return Page("find.html", f"Found for {text}" if text else "Find", data)
+    return Page("find.html", Text("Found for {text}", text=text) if text else Text("Find"), data)
 
 
 def _wanted(visit: Visit) -> list[Cluster]:

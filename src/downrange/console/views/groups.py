@@ -11,7 +11,7 @@ from starlette.responses import Response
 from downrange.client.admin.groups import to_table
 from downrange.client.admin.plans import PlanKind, PlanRequest
 from downrange.console.findings import differences
-from downrange.console.formats import plural, span
+from downrange.console.formats import span
 from downrange.console.pages import Page, json_text
 from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
 from downrange.console.snapshot import GroupState, Member, QueueProgress
@@ -31,7 +31,9 @@ from downrange.console.views.shared import (
     unheard,
 )
 from downrange.console.views.topics import number_of
+from downrange.console.words import word
 from downrange.model.message import MessageQueue
+from downrange.model.text import Text, as_is, joined, plural
 from downrange.model.topics import RETRY_PREFIX, SubscriptionGroupConfig
 from downrange.protocol.codes import version_name
 
@@ -42,21 +44,21 @@ async def groups(visit: Visit) -> Answer:
     snapshot = visit.cluster.snapshot
     table = listing(
         snapshot.groups.values(), group_columns(visit), visit.query, search=lambda one: f"{one.name} {one.topics}",
-        sort="behind", name="groups", caption="Consumer groups",
+        sort="behind", name="groups", caption=Text("Consumer groups"),
     )  # fmt: skip
     if visit.query.get("format") == "csv":
         return table
     for row in table.rows[:50]:
         visit.cluster.look("group", row["group"])
-    actions = [{"label": "New group", "address": visit.url("new-group")}] if visit.may(Role.OPERATOR) else []
+    actions = [{"label": Text("New group"), "address": visit.url("new-group")}] if visit.may(Role.OPERATOR) else []
     chrome = {
         "tables": [table],
         "actions": actions,
         "live": LIVE_SECONDS,
-        "empty": "No group yet: a group comes into being when its first consumer connects.",
+        "empty": Text("No group yet: a group comes into being when its first consumer connects."),
     }
     data = {**table.data(), "failed": unheard(visit)}
-    return Page("listing.html", "Groups", data, command(visit, "group", "list"), chrome=chrome)
+    return Page("listing.html", Text("Groups"), data, command(visit, "group", "list"), chrome=chrome)
 
 
 def found_group(visit: Visit) -> GroupState:
@@ -64,7 +66,12 @@ def found_group(visit: Visit) -> GroupState:
     group = visit.cluster.snapshot.groups.get(name)
     if group is None:
         raise PageRefused(
-            404, f"no broker of {visit.cluster.name} knows the group {name}, or the console has not heard of it"
+            404,
+            Text(
+                "no broker of {cluster} knows the group {name}, or the console has not heard of it",
+                cluster=visit.cluster.name,
+                name=name,
+            ),
         )
     visit.cluster.look("group", name)
     visit.console.samplers[visit.cluster.name].nudge()
@@ -77,9 +84,9 @@ async def group(visit: Visit) -> Answer:
     findings = [finding for finding in visit.console.findings(visit, visit.cluster) if finding.subject == one.name]
     progress = listing(
         sorted(one.queues.items()), progress_columns(visit, one), visit.query, sort="behind", name="progress",
-        caption="Progress in each queue",
+        caption=Text("Progress in each queue"),
     )  # fmt: skip
-    members = listing(one.members.values(), member_columns(visit, one), {}, name="members", caption="Members")
+    members = listing(one.members.values(), member_columns(visit, one), {}, name="members", caption=Text("Members"))
     if visit.query.get("format") == "csv":
         return members if shown == "members" else progress
     dead = visit.cluster.snapshot.dead_letters(one.name)
@@ -114,12 +121,12 @@ async def group(visit: Visit) -> Answer:
         "member_table": members,
         "tab": shown,
         "tabs": [
-            tab(visit, "progress", "Progress"),
-            tab(visit, "members", "Members", len(one.members) or ""),
-            tab(visit, "subscriptions", "Subscriptions", "!" if unlike else ""),
-            tab(visit, "settings", "Settings"),
+            tab(visit, "progress", Text("Progress")),
+            tab(visit, "members", Text("Members"), len(one.members) or ""),
+            tab(visit, "subscriptions", Text("Subscriptions"), "!" if unlike else ""),
+            tab(visit, "settings", Text("Settings")),
         ],
-        "crumbs": [crumb(visit, "Groups", "groups")],
+        "crumbs": [crumb(visit, Text("Groups"), "groups")],
         "range": span_name,
         "ranges": ("1h", "6h", "24h", "7d", "30d"),
         "chart": [row[:3] for row in chart_rows(visit, visit.cluster, f"group:{one.name}", span_name)],
@@ -127,7 +134,7 @@ async def group(visit: Visit) -> Answer:
         "live": LIVE_SECONDS if shown != "settings" else 0,
         "is_old": bool(age_of(visit, one.at)),
     }
-    return Page("group.html", one.name, data, command(visit, "group", "progress", one.name), chrome=chrome)
+    return Page("group.html", as_is(one.name), data, command(visit, "group", "progress", one.name), chrome=chrome)
 
 
 def _chart_query(visit: Visit, span_name: str) -> str:
@@ -135,52 +142,62 @@ def _chart_query(visit: Visit, span_name: str) -> str:
     return urlencode({"range": span_name, **({"at": at} if at else {})})
 
 
-def _facts(visit: Visit, one: GroupState) -> str:
-    parts = [f"{plural(one.behind, 'message')} behind" if one.behind is not None else "not asked yet"]
+def _facts(visit: Visit, one: GroupState) -> Text:
+    parts = [Text("not asked yet")]
+    if one.behind is not None:
+        parts = [plural(one.behind, "{count} message behind", "{count} messages behind")]
     if one.behind and one.oldest is not None:
-        parts.append(f"the oldest waits for {span(one.oldest)}")
-    parts.append(plural(len(one.members), "member"))
+        parts.append(Text("the oldest waits for {span}", span=span(one.oldest)))
+    parts.append(plural(len(one.members), "{count} member", "{count} members"))
     if one.message_model:
-        parts.append(one.message_model.lower())
+        parts.append(word(one.message_model.lower()))
     if one.consume_rate:
-        parts.append(f"{one.consume_rate:.1f}/s consumed")
+        parts.append(Text("{rate:.1f}/s consumed", rate=one.consume_rate))
     if one.at and (age := age_of(visit, one.at)):
         parts.append(age)
-    return " · ".join(parts)
+    return joined(" · ", parts)
 
 
 def progress_columns(visit: Visit, one: GroupState) -> list[Column[tuple[MessageQueue, QueueProgress]]]:
     stuck = set(one.stuck_queues)
     snapshot = visit.cluster.snapshot
-    quiet = {name: "gone" if name in snapshot.lost else "silent" for name in snapshot.unheard}
+    quiet = {name: Text("broker gone") if name in snapshot.lost else Text("broker silent") for name in snapshot.unheard}
 
     def member(row: tuple[MessageQueue, QueueProgress]) -> str:
         holder = one.holder(row[0])
         if holder is not None:
             return holder.client_id
-        return "nobody" if one.knows_holders and row[0].broker_name not in quiet else ""
+        return Text("nobody") if one.knows_holders and row[0].broker_name not in quiet else ""
 
     def state(row: tuple[MessageQueue, QueueProgress]) -> str:
         queue, at = row
         if queue.broker_name in quiet:
-            return f"broker {quiet[queue.broker_name]}"
+            return quiet[queue.broker_name]
         if not at.behind:
             return ""
         if queue in stuck:
-            return "stuck"
-        return "nobody there" if not one.members or (one.knows_holders and one.holder(queue) is None) else ""
+            return Text("stuck")
+        return Text("nobody there") if not one.members or (one.knows_holders and one.holder(queue) is None) else ""
 
     return [
-        Column("topic", "topic", lambda row: row[0].topic, link=lambda row: visit.url("topics", row[0].topic)),
-        Column("broker", "broker", lambda row: row[0].broker_name),
-        Column("queue", "queue", lambda row: row[0].queue_id, "offset"),
-        Column("behind", "behind", lambda row: row[1].behind, "number"),
-        Column("committed", "committed", lambda row: row[1].committed, "offset", link=lambda row: _next(visit, *row)),
-        Column("end", "end", lambda row: row[1].end, "offset"),
-        Column("oldest", "oldest waiting", lambda row: row[1].oldest if row[1].behind else "", "span"),
-        Column("member", "member", member, "code"),
-        Column("moved", "moved", lambda row: row[1].moved_at, "time", title="when the committed offset last changed"),
-        Column("state", "state", state, "state"),
+        Column("topic", Text("topic"), lambda row: row[0].topic, link=lambda row: visit.url("topics", row[0].topic)),
+        Column("broker", Text("broker"), lambda row: row[0].broker_name),
+        Column("queue", Text("queue"), lambda row: row[0].queue_id, "offset"),
+        Column("behind", Text("behind"), lambda row: row[1].behind, "number"),
+        Column(
+            "committed", Text("committed"), lambda row: row[1].committed, "offset", link=lambda row: _next(visit, *row)
+        ),
+        Column("end", Text("end"), lambda row: row[1].end, "offset"),
+        Column("oldest", Text("oldest waiting"), lambda row: row[1].oldest if row[1].behind else "", "span"),
+        Column("member", Text("member"), member, "code"),
+        Column(
+            "moved",
+            Text("moved"),
+            lambda row: row[1].moved_at,
+            "time",
+            title=Text("when the committed offset last changed"),
+        ),
+        Column("state", Text("state"), state, "state"),
     ]
 
 
@@ -196,14 +213,22 @@ def member_columns(visit: Visit, one: GroupState) -> list[Column[Member]]:
         return visit.url("groups", one.name, "stack") + "?" + urlencode({"member": member.client_id})
 
     return [
-        Column("member", "member", lambda member: member.client_id, "code"),
-        Column("address", "address", lambda member: member.address, "code"),
-        Column("language", "language", lambda member: member.language),
-        Column("version", "version", lambda member: version_name(member.version)),
-        Column("queues", "queues", lambda member: None if member.queues is None else len(member.queues), "number"),
-        Column("told", "told", lambda member: member.told_at or "", "time", title="when it last told its queues"),
-        Column("stack", "stack", lambda member: "stack", link=stack),
-        Column("error", "error", lambda member: member.error or ""),
+        Column("member", Text("member"), lambda member: member.client_id, "code"),
+        Column("address", Text("address"), lambda member: member.address, "code"),
+        Column("language", Text("language"), lambda member: member.language),
+        Column("version", Text("version"), lambda member: version_name(member.version)),
+        Column(
+            "queues", Text("queues"), lambda member: None if member.queues is None else len(member.queues), "number"
+        ),
+        Column(
+            "told",
+            Text("told"),
+            lambda member: member.told_at or "",
+            "time",
+            title=Text("when it last told its queues"),
+        ),
+        Column("stack", Text("stack"), lambda member: Text("stack"), link=stack),
+        Column("error", Text("error"), lambda member: member.error or ""),
     ]
 
 
@@ -234,12 +259,12 @@ async def group_chart(visit: Visit) -> Answer:
     name = visit.path("group")
     rows = chart_rows(visit, visit.cluster, f"group:{name}", range_of(visit))
     marks = [
-        {"at": entry["at"] / 1000, "label": "moved"}
+        {"at": entry["at"] / 1000, "label": Text("moved")}
         for entry in visit.console.audit.moves_over(visit.cluster.name, name)
     ]
     at = visit.time_of("at")
     if at is not None:
-        marks.append({"at": at / 1000, "label": "here"})
+        marks.append({"at": at / 1000, "label": Text("here")})
     return Response(json_text({"data": chart_data(rows, 2), "marks": marks}), media_type="application/json")
 
 
@@ -248,12 +273,19 @@ async def stack(visit: Visit) -> Answer:
     one = found_group(visit)
     client_id = visit.query.get("member", "")
     if client_id not in one.members:
-        raise PageRefused(404, f"the group {one.name} has no member {client_id}")
+        raise PageRefused(404, Text("the group {name} has no member {client_id}", name=one.name, client_id=client_id))
     try:
         async with asyncio.timeout(STACK_SECONDS):
             info = await visit.admin.groups.running_info(one.name, client_id, with_stack=True)
     except TimeoutError:
-        raise PageRefused(504, f"{client_id} did not answer within {STACK_SECONDS:g} s") from None
+        raise PageRefused(
+            504,
+            Text(
+                "{client_id} did not answer within {seconds:g} s",
+                client_id=client_id,
+                seconds=STACK_SECONDS,
+            ),
+        ) from None
     queues = [
         {
             "topic": queue.topic,
@@ -274,15 +306,17 @@ async def stack(visit: Visit) -> Answer:
         "properties": {key: str(value) for key, value in sorted(info.properties.items())},
     }
     words = ("group", "status", one.name, "--client", client_id, "--stack")
-    chrome = {"crumbs": [crumb(visit, "Groups", "groups"), crumb(visit, one.name, "groups", one.name)]}
-    return Page("stack.html", f"Stack of {client_id}", data, command(visit, *words), chrome=chrome)
+    chrome = {"crumbs": [crumb(visit, Text("Groups"), "groups"), crumb(visit, as_is(one.name), "groups", one.name)]}
+    return Page(
+        "stack.html", Text("Stack of {client_id}", client_id=client_id), data, command(visit, *words), chrome=chrome
+    )
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
 async def new_group(visit: Visit) -> Answer:
-    return Page("new_group.html", "New group", {}, command(visit, "group", "create", "NAME"))
+    return Page("new_group.html", Text("New group"), {}, command(visit, "group", "create", "NAME"))
 
 
 async def create_group(visit: Visit) -> Answer:

@@ -23,10 +23,12 @@ from downrange.console.snapshot import kind_of
 from downrange.console.users_file import Role
 from downrange.console.views.shared import command, crumb
 from downrange.console.views.trace import lanes_of
+from downrange.console.words import word
 from downrange.model.errors import MessageError, MQError
 from downrange.model.message import StoredMessage
 from downrange.model.sql.errors import SqlError
 from downrange.model.sql.expression import compile_sql
+from downrange.model.text import Text, as_is, said_by
 
 FATE_SECONDS: Final = 8.0  # longer than one request may take: what other brokers answered is shown
 SHOWN_TOPICS: Final = 2000
@@ -41,19 +43,19 @@ def check_filters(visit: Visit, sql: str, text: str) -> None:
     """Refuse filters that would tell a viewer what is masked."""
     mask = mask_of(visit)
     if mask is not None and text:
-        raise PageRefused(403, "values are masked for your role, so that bodies cannot be searched")
+        raise PageRefused(403, Text("values are masked for your role, so that bodies cannot be searched"))
     if mask is not None and sql and any(mask.search(word) for word in re.findall(r"\w+", sql)):
-        raise PageRefused(403, "the expression names a property that is masked for your role")
+        raise PageRefused(403, Text("the expression names a property that is masked for your role"))
 
 
 async def check_sql(visit: Visit) -> Answer:
-    """Whether an SQL92 expression is right, while it is typed."""
+    """Whether an SQL92 expression is right, while it is typed: the page shows the error, so it is in its language."""
     try:
         compile_sql(visit.query.get("sql", ""))
     except SqlError as error:
-        return JSONResponse({"error": str(error), "position": error.position})
+        return JSONResponse({"error": visit.language.say(said_by(error)), "position": error.position})
     except MQError as error:
-        return JSONResponse({"error": str(error)})
+        return JSONResponse({"error": visit.language.say(said_by(error))})
     return JSONResponse({"error": None})
 
 
@@ -67,12 +69,12 @@ async def messages(visit: Visit) -> Answer:
     query = visit.query
     topic = query.get("topic", "").strip()
     found: SearchPage | None = None
-    error = ""
+    error = Text("")
     if topic:
         try:
             found = await _search(visit, topic)
         except MQError as failure:
-            error = str(failure)
+            error = said_by(failure)
     mask = mask_of(visit)
     rows = [message_row(visit, one, mask) for one in found.messages] if found is not None else []
     data: dict[str, Any] = {
@@ -82,7 +84,9 @@ async def messages(visit: Visit) -> Answer:
         "looked_at": found.looked_at if found is not None else 0,
         "filtered_here": found.filtered_here if found is not None else False,
         "is_last": found.is_last if found is not None else True,
-        "failed": {str(queue): str(problem) for queue, problem in found.failed.items()} if found is not None else {},
+        "failed": {str(queue): said_by(problem) for queue, problem in found.failed.items()}
+        if found is not None
+        else {},
     }
     chrome = {
         "topics": topic_names(visit),
@@ -98,7 +102,9 @@ async def messages(visit: Visit) -> Answer:
     words = ["message", "search", topic or "TOPIC"]
     for option, name in (("--begin", "from"), ("--end", "to"), ("--tag", "tag"), ("--sql", "sql"), ("--text", "text")):
         words += [option, query[name]] if query.get(name) else []
-    return Page("messages.html", "Messages", data, command(visit, *words), chrome=chrome, status=400 if error else 200)
+    return Page(
+        "messages.html", Text("Messages"), data, command(visit, *words), chrome=chrome, status=400 if error else 200
+    )
 
 
 def _is_backwards(visit: Visit) -> bool:
@@ -128,7 +134,7 @@ def _page_address(visit: Visit, found: SearchPage, *, backwards: bool) -> str:
 
 def _export(visit: Visit, topic: str, found: SearchPage) -> Answer:
     if not visit.console.config.access.allow_export or mask_of(visit) is not None:
-        raise PageRefused(403, "messages may not be exported here")
+        raise PageRefused(403, Text("messages may not be exported here"))
     visit.audit("export messages", "done", subject=topic, count=len(found.messages))
     lines = "".join(json_text(message_document(one)) + "\n" for one in found.messages)
     return download(lines.encode(), f"{topic}.jsonl", "application/x-ndjson")
@@ -176,7 +182,9 @@ async def at(visit: Visit) -> Answer:
     topic, broker = visit.path("topic"), visit.path("broker")
     queue, offset = visit.path("queue"), visit.path("offset")
     if not queue.isdecimal() or not offset.isdecimal() or len(offset) > 18 or len(queue) > 9:
-        raise PageRefused(400, f"queue {queue} and offset {offset} are not both whole numbers")
+        raise PageRefused(
+            400, Text("queue {queue} and offset {offset} are not both whole numbers", queue=queue, offset=offset)
+        )
     found = await visit.admin.messages.by_queue_offset(topic, broker, int(queue), int(offset))
     fate: MessageFate | None = None
     events: tuple[Event, ...] = ()
@@ -195,7 +203,7 @@ async def _life(visit: Visit, message_id: str, topic: str | None) -> tuple[Messa
         async with asyncio.timeout(FATE_SECONDS):
             return await asyncio.gather(messages.fate(message_id, topic), messages.timeline(message_id, topic))
     except TimeoutError:
-        raise PageRefused(504, f"brokers did not answer within {FATE_SECONDS:g} s") from None
+        raise PageRefused(504, Text("brokers did not answer within {seconds:g} s", seconds=FATE_SECONDS)) from None
 
 
 def _page(
@@ -204,7 +212,9 @@ def _page(
     mask = mask_of(visit)
     access = visit.console.config.access
     broker = fate.queue.broker_name if fate is not None else broker
-    look = _look(found, mask) if access.show_bodies else body_views.BodyLook(len(found.body), [], ["not shown here"])
+    look = (
+        _look(found, mask) if access.show_bodies else body_views.BodyLook(len(found.body), [], [Text("not shown here")])
+    )
     chosen = look.view(visit.query.get("view", ""))
     may_copy = mask is None and access.show_bodies and visit.may(Role.OPERATOR)
     verdicts = [_verdict_row(visit, one, found) for one in fate.verdicts] if fate is not None else []
@@ -224,7 +234,7 @@ def _page(
         "queue": fate.queue.queue_id if fate is not None else found.queue_id,
         "offset": int(found.queue_offset),
         "reconsume_times": found.reconsume_times,
-        "hidden": fate.hidden.why.value if fate is not None and fate.hidden is not None else "",
+        "hidden": word(fate.hidden.why.value) if fate is not None and fate.hidden is not None else "",
         "verdicts": verdicts,
         "is_judged": fate is not None,
         "timeline": lanes_of(events),
@@ -235,17 +245,17 @@ def _page(
     chrome = {
         "views": look.names,
         "view": chosen.name if chosen is not None else "",
-        "crumbs": [crumb(visit, "Messages", "messages")],
+        "crumbs": [crumb(visit, Text("Messages"), "messages")],
         "self_address": visit.request.url.path + "?" + urlencode({**visit.query, "view": ""}),
         "body_address": visit.url("body", found.message_id) + "?" + urlencode({"topic": topic}),
         "may_download": access.show_bodies and access.allow_export and mask is None,
         "again": visit.url("topics", topic) + "?" + urlencode(_again(found)) if may_copy else "",
         "receivers": _receivers(visit, topic) if visit.may(Role.OPERATOR) else [],
-        "result": visit.query.get("handed", ""),
+        "result": _handed(visit),
         "has_topic": topic in visit.cluster.snapshot.topics,
     }
     words = ("message", "fate", found.message_id, "-t", topic)
-    return Page("message.html", found.message_id, data, command(visit, *words), chrome=chrome)
+    return Page("message.html", as_is(found.message_id), data, command(visit, *words), chrome=chrome)
 
 
 def _look(found: StoredMessage, mask: re.Pattern[str] | None) -> body_views.BodyLook:
@@ -253,7 +263,7 @@ def _look(found: StoredMessage, mask: re.Pattern[str] | None) -> body_views.Body
         return body_views.look(plain_body(found), mask)
     except MessageError as error:
         look = body_views.look(found.body, mask)
-        look.notes.append(str(error))
+        look.notes.append(said_by(error))
         return look
 
 
@@ -270,7 +280,7 @@ def _again(found: StoredMessage) -> dict[str, str]:
 
 
 def _verdict_row(visit: Visit, one: Verdict, found: StoredMessage) -> dict[str, Any]:
-    skipped = ""
+    skipped = Text("")
     if one.kind.value == "consumed" and "committed" in one.reason:
         later = [
             entry
@@ -278,13 +288,13 @@ def _verdict_row(visit: Visit, one: Verdict, found: StoredMessage) -> dict[str, 
             if entry["at"] >= found.store_timestamp and entry["outcome"] == "done"
         ]
         if later:
-            skipped = "or skipped: the group was moved from this console since the message came"
+            skipped = Text("or skipped: the group was moved from this console since the message came")
     stack = ""
     if one.member is not None and one.kind.value == "stuck":
         stack = visit.url("groups", one.group, "stack") + "?" + urlencode({"member": one.member})
     return {
         "group": one.group,
-        "verdict": one.kind.value,
+        "verdict": word(one.kind.value),
         "reason": one.reason,
         "or": skipped,
         "action": one.action,
@@ -310,7 +320,7 @@ async def body(visit: Visit) -> Answer:
     """The bytes of a body, as a file."""
     access = visit.console.config.access
     if not access.show_bodies or not access.allow_export or mask_of(visit) is not None:
-        raise PageRefused(403, "bodies may not be downloaded here")
+        raise PageRefused(403, Text("bodies may not be downloaded here"))
     found = await visit.admin.messages.view(visit.path("id"), visit.query.get("topic") or None)
     visit.audit("download body", "done", subject=found.topic, message=found.message_id)
     try:
@@ -333,5 +343,13 @@ async def hand_over(visit: Visit) -> Answer:
     outcome = str(result.consume_result or "no answer")
     is_done = outcome == "CR_SUCCESS"
     visit.audit("hand over", "done" if is_done else "failed", subject=group, message=message_id, result=outcome)
-    said = f"{member} of {group}: {outcome} after {result.spent_time_mills} ms {result.remark or ''}".strip()
-    return see_other(visit.url("messages", message_id) + "?" + urlencode({"topic": topic, "handed": said}))
+    said = {"group": group, "member": member, "millis": result.spent_time_mills, "remark": result.remark or ""}
+    return see_other(visit.url("messages", message_id) + "?" + urlencode({"topic": topic, "handed": outcome, **said}))
+
+
+def _handed(visit: Visit) -> Text:
+    """What came of handing the message over, from the address; empty when that was not asked for."""
+    said = {name: visit.query.get(name, "") for name in ("handed", "group", "member", "millis", "remark")}
+    if not said["handed"]:
+        return Text("")
+    return Text("{member} of {group}: {handed} after {millis} ms {remark}", **{**said, "handed": word(said["handed"])})

@@ -13,6 +13,7 @@ from downrange.console.views.groups import found_group
 from downrange.console.views.plans import planned
 from downrange.console.views.shared import chart_rows, command, crumb, range_of
 from downrange.model.message import MessageQueue
+from downrange.model.text import Text, as_is
 
 WAYS: Final = ("time", "end", "clone", "queue")
 
@@ -31,7 +32,7 @@ async def move_form(visit: Visit) -> Answer:
         ],
     }
     chrome = {
-        "crumbs": [crumb(visit, "Groups", "groups"), crumb(visit, group.name, "groups", group.name)],
+        "crumbs": [crumb(visit, Text("Groups"), "groups"), crumb(visit, as_is(group.name), "groups", group.name)],
         "at": field_time(at or visit.now - 3_600_000, visit.zone),
         "range": span,
         "ranges": ("1h", "6h", "24h", "7d", "30d"),
@@ -39,7 +40,7 @@ async def move_form(visit: Visit) -> Answer:
         "chart_source": visit.url("groups", group.name, "chart") + f".json?range={span}",
     }
     words = ("group", "reset-offset", group.name, "TOPIC", "--time", "TIME", "--dry-run")
-    return Page("move.html", "Move offsets", data, command(visit, *words), chrome=chrome)
+    return Page("move.html", Text("Move offsets"), data, command(visit, *words), chrome=chrome)
 
 
 async def plan_move(visit: Visit) -> Answer:
@@ -47,9 +48,9 @@ async def plan_move(visit: Visit) -> Answer:
     form = await checked_form(visit)
     topic, way = form.get("topic", "").strip(), form.get("way", "")
     if not topic:
-        raise PageRefused(400, "choose the topic in which the group is to be moved")
+        raise PageRefused(400, Text("choose the topic in which the group is to be moved"))
     if way not in WAYS:
-        raise PageRefused(400, f"way {way!r}: there are {', '.join(WAYS)}")
+        raise PageRefused(400, Text("way '{way}': there are {names}", way=way, names=", ".join(WAYS)))
     request, words = _request(visit, group.name, topic, way, form)
     back = visit.url("groups", group.name)
     return await planned(visit, request, command(visit, *words), back)
@@ -64,7 +65,7 @@ def _request(
             text = form.get("time", "")
             at = parse_time(text, visit.zone)
             if at is None:
-                raise PageRefused(400, f"time {text!r}: expected a time like 2026-11-16T08:41")
+                raise PageRefused(400, Text("time '{text}': expected a time like 2026-11-16T08:41", text=text))
             return PlanRequest(PlanKind.RESET, group, topic, at), (
                 "group",
                 "reset-offset",
@@ -78,7 +79,7 @@ def _request(
         case "clone":
             source = form.get("source", "").strip()
             if not source:
-                raise PageRefused(400, "name the group whose offsets are taken")
+                raise PageRefused(400, Text("name the group whose offsets are taken"))
             return PlanRequest(PlanKind.CLONE, group, topic, source=source), ("group", "clone", source, group, topic)
         case _:
             queue, offset = _queue(topic, form)
@@ -90,5 +91,5 @@ def _queue(topic: str, form: dict[str, str]) -> tuple[MessageQueue, int]:
     broker, _, number = form.get("queue", "").rpartition("/")
     offset = form.get("offset", "").strip().replace(",", "")
     if not broker or not number.isdecimal() or not offset.isdecimal() or len(offset) > 18:
-        raise PageRefused(400, "choose a queue and type an offset, a whole number")
+        raise PageRefused(400, Text("choose a queue and type an offset, a whole number"))
     return MessageQueue(topic, broker, int(number)), int(offset)

@@ -20,6 +20,7 @@ from downrange.console.views.shared import (
     group_columns,
     range_of,
 )
+from downrange.model.text import Text
 
 SHOWN_FINDINGS = 12
 SHOWN_GROUPS = 20
@@ -35,17 +36,17 @@ async def home(visit: Visit) -> Answer:
         return len([one for one in visit.console.findings(visit, clusters[name]) if one.word != "note"])
 
     columns: list[Column[str]] = [
-        Column("cluster", "cluster", lambda name: name, link=lambda name: f"/c/{name}"),
-        Column("findings", "findings", trouble, "number"),
-        Column("brokers", "brokers", lambda name: len(clusters[name].snapshot.brokers), "number"),
-        Column("topics", "topics", lambda name: sum(1 for _ in clusters[name].snapshot.user_topics()), "number"),
-        Column("groups", "groups", lambda name: len(clusters[name].snapshot.groups), "number"),
-        Column("behind", "groups behind", lambda name: len(clusters[name].snapshot.groups_behind), "number"),
-        Column("namesrv", "name servers", lambda name: clusters[name].namesrv, "code"),
-        Column("error", "error", lambda name: clusters[name].snapshot.error or ""),
+        Column("cluster", Text("cluster"), lambda name: name, link=lambda name: f"/c/{name}"),
+        Column("findings", Text("findings"), trouble, "number"),
+        Column("brokers", Text("brokers"), lambda name: len(clusters[name].snapshot.brokers), "number"),
+        Column("topics", Text("topics"), lambda name: sum(1 for _ in clusters[name].snapshot.user_topics()), "number"),
+        Column("groups", Text("groups"), lambda name: len(clusters[name].snapshot.groups), "number"),
+        Column("behind", Text("groups behind"), lambda name: len(clusters[name].snapshot.groups_behind), "number"),
+        Column("namesrv", Text("name servers"), lambda name: clusters[name].namesrv, "code"),
+        Column("error", Text("error"), lambda name: clusters[name].snapshot.error or ""),
     ]
-    table = listing(clusters, columns, visit.query, search=str, caption="Clusters")
-    return Page("listing.html", "Clusters", table.data(), chrome={"tables": [table], "live": LIVE_SECONDS})
+    table = listing(clusters, columns, visit.query, search=str, caption=Text("Clusters"))
+    return Page("listing.html", Text("Clusters"), table.data(), chrome={"tables": [table], "live": LIVE_SECONDS})
 
 
 async def overview(visit: Visit) -> Answer:
@@ -55,9 +56,11 @@ async def overview(visit: Visit) -> Answer:
     span = range_of(visit)
     behind = listing(
         snapshot.groups_behind[:SHOWN_GROUPS], group_columns(visit), visit.query, sort="behind", name="behind",
-        caption="Groups behind",
+        caption=Text("Groups behind"),
     )  # fmt: skip
-    brokers = listing(snapshot.brokers.values(), broker_columns(visit), visit.query, name="brokers", caption="Brokers")
+    brokers = listing(
+        snapshot.brokers.values(), broker_columns(visit), visit.query, name="brokers", caption=Text("Brokers")
+    )
     if visit.query.get("format") == "csv":
         return behind
     data = {
@@ -82,7 +85,7 @@ async def overview(visit: Visit) -> Answer:
         "live": LIVE_SECONDS,
         "is_old": not snapshot.at,
     }
-    return Page("overview.html", "Overview", data, command(visit, "cluster", "list"), chrome=chrome)
+    return Page("overview.html", Text("Overview"), data, command(visit, "cluster", "list"), chrome=chrome)
 
 
 def tiles(visit: Visit) -> list[dict[str, Any]]:
@@ -91,12 +94,12 @@ def tiles(visit: Visit) -> list[dict[str, Any]]:
     dead = snapshot.all_dead_letters
     behind = len(snapshot.groups_behind)
     return [
-        {"label": "in/s", "text": rate(sum_known(one.in_tps for one in runtimes)), "link": None},
-        {"label": "out/s", "text": rate(sum_known(one.out_tps for one in runtimes)), "link": None},
-        {"label": "groups behind", "text": number(behind), "link": visit.url("groups") + "?sort=behind"},
-        {"label": "dead letters", "text": number(dead), "link": visit.url("dead-letters")},
-        {"label": "delayed messages", "text": number(snapshot.delayed), "link": visit.url("delayed")},
-        {"label": "half messages", "text": number(snapshot.half), "link": visit.url("transactions")},
+        {"label": Text("in/s"), "text": rate(sum_known(one.in_tps for one in runtimes)), "link": None},
+        {"label": Text("out/s"), "text": rate(sum_known(one.out_tps for one in runtimes)), "link": None},
+        {"label": Text("groups behind"), "text": number(behind), "link": visit.url("groups") + "?sort=behind"},
+        {"label": Text("dead letters"), "text": number(dead), "link": visit.url("dead-letters")},
+        {"label": Text("delayed messages"), "text": number(snapshot.delayed), "link": visit.url("delayed")},
+        {"label": Text("half messages"), "text": number(snapshot.half), "link": visit.url("transactions")},
     ]
 
 
@@ -117,5 +120,5 @@ async def healthz(visit: Visit) -> Answer:
 async def static_file(visit: Visit) -> Answer:
     found = visit.console.static.response(visit.path("name"), visit.request.headers.get("accept-encoding", ""))
     if found is None:
-        raise PageRefused(404, "there is no such file; load the page again")
+        raise PageRefused(404, Text("there is no such file; load the page again"))
     return found

@@ -11,32 +11,33 @@ from downrange.console.requests import Answer, PageRefused, Visit
 from downrange.console.tables import Column, listing
 from downrange.console.views.shared import LIVE_SECONDS, MOST_POINTS, chart_data, command, range_of
 from downrange.model.errors import MQError
+from downrange.model.text import Text, as_is, said_by
 
 UNKNOWN = float("nan")
 
 
 async def pipelines(visit: Visit) -> Answer:
     """The newest report of each pipeline."""
-    error = ""
+    error = Text("")
     found: tuple[PipelineStatus, ...] = ()
     if PIPELINES_TOPIC in visit.cluster.snapshot.topics:
         try:
             found = await visit.admin.pipelines.list()
         except MQError as failure:
-            error = str(failure)
+            error = said_by(failure)
     columns: list[Column[PipelineStatus]] = [
-        Column("query", "query", lambda one: one.name, link=lambda one: visit.url("pipelines", one.name)),
-        Column("kind", "kind", lambda one: one.kind),
-        Column("source", "from", lambda one: one.source),
-        Column("target", "to", lambda one: one.target),
-        Column("behind", "behind", lambda one: one.behind, "number"),
-        Column("rows", "rows/s", lambda one: one.rows_per_second, "rate"),
-        Column("batch", "time of a batch", lambda one: _millis(one.batch_seconds), "span"),
-        Column("heard", "last heard", lambda one: one.timestamp, "time"),
-        Column("error", "last error", lambda one: one.last_error or ""),
+        Column("query", Text("query"), lambda one: one.name, link=lambda one: visit.url("pipelines", one.name)),
+        Column("kind", Text("kind"), lambda one: one.kind),
+        Column("source", Text("from"), lambda one: one.source),
+        Column("target", Text("to"), lambda one: one.target),
+        Column("behind", Text("behind"), lambda one: one.behind, "number"),
+        Column("rows", Text("rows/s"), lambda one: one.rows_per_second, "rate"),
+        Column("batch", Text("time of a batch"), lambda one: _millis(one.batch_seconds), "span"),
+        Column("heard", Text("last heard"), lambda one: one.timestamp, "time"),
+        Column("error", Text("last error"), lambda one: one.last_error or ""),
     ]
     table = listing(
-        found, columns, visit.query, search=lambda one: one.name, name="pipelines", caption="Pipelines",
+        found, columns, visit.query, search=lambda one: one.name, name="pipelines", caption=Text("Pipelines"),
     )  # fmt: skip
     if visit.query.get("format") == "csv":
         return table
@@ -44,16 +45,21 @@ async def pipelines(visit: Visit) -> Answer:
         "tables": [table],
         "failed": {PIPELINES_TOPIC: error} if error else {},
         "live": LIVE_SECONDS,
-        "empty": f"No pipeline has reported. Spark queries report to the topic {PIPELINES_TOPIC} while they run.",
+        "empty": Text(
+            "No pipeline has reported. Spark queries report to the topic {topic} while they run.",
+            topic=PIPELINES_TOPIC,
+        ),
     }
-    return Page("listing.html", "Pipelines", table.data(), command(visit, "pipeline", "list"), chrome=chrome)
+    return Page("listing.html", Text("Pipelines"), table.data(), command(visit, "pipeline", "list"), chrome=chrome)
 
 
 async def pipeline(visit: Visit) -> Answer:
     """One pipeline: its newest report, and how far behind it was."""
     reports = await _reports(visit)
     if not reports:
-        raise PageRefused(404, f"no pipeline {visit.path('pipeline')} has reported in this time")
+        raise PageRefused(
+            404, Text("no pipeline {pipeline} has reported in this time", pipeline=visit.path("pipeline"))
+        )
     last, span = reports[-1], range_of(visit, "24h")
     data = {
         "query": last.name,
@@ -74,7 +80,7 @@ async def pipeline(visit: Visit) -> Answer:
         "chart_source": visit.url("pipelines", last.name, "chart") + f".json?range={span}",
         "live": LIVE_SECONDS,
     }
-    return Page("pipeline.html", last.name, data, command(visit, "pipeline", "status", last.name), chrome=chrome)
+    return Page("pipeline.html", as_is(last.name), data, command(visit, "pipeline", "status", last.name), chrome=chrome)
 
 
 async def pipeline_chart(visit: Visit) -> Answer:

@@ -10,6 +10,7 @@ from downrange.client.admin.plain_acl import AccountChange
 from downrange.client.per_server import PerServer
 from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
 from downrange.model.errors import MQError
+from downrange.model.text import Text, joined, said_by
 
 SECONDS = 8.0  # longer than one request may take: what other brokers answered is shown
 
@@ -20,15 +21,15 @@ async def account_files(visit: Visit) -> tuple[list[dict[str, Any]], dict[str, s
         async with asyncio.timeout(SECONDS):
             found = await visit.admin.plain_acl.versions()
     except TimeoutError:
-        return [], {visit.cluster.name: f"no answer within {SECONDS:g} s"}
+        return [], {visit.cluster.name: Text("no answer within {seconds:g} s", seconds=SECONDS)}
     except MQError as error:
-        return [], {visit.cluster.name: str(error)}
+        return [], {visit.cluster.name: said_by(error)}
     rows = [
         {"broker": broker.name, "file": name, "changed": version.timestamp, "version": version.counter}
         for broker, files in found.done.items()
         for name, version in files.items()
     ]
-    return rows, {str(broker): str(error) for broker, error in found.failed.items()}
+    return rows, {str(broker): said_by(error) for broker, error in found.failed.items()}
 
 
 async def put_account(visit: Visit) -> Answer:
@@ -36,7 +37,7 @@ async def put_account(visit: Visit) -> Answer:
     form = await checked_form(visit)
     key, secret = form.get("key", "").strip(), form.get("secret", "")
     if not key or not secret:
-        raise PageRefused(400, "an account needs an access key and a secret key")
+        raise PageRefused(400, Text("an account needs an access key and a secret key"))
     change = AccountChange(
         key,
         secret,
@@ -52,13 +53,13 @@ async def delete_account(visit: Visit) -> Answer:
     form = await checked_form(visit)
     key = form.get("key", "").strip()
     if not key or form.get("name", "") != key:
-        raise PageRefused(400, "type the access key twice to confirm; nothing was done")
+        raise PageRefused(400, Text("type the access key twice to confirm; nothing was done"))
     return told(visit, "delete account", key, await visit.admin.plain_acl.delete(key))
 
 
 def told(visit: Visit, action: str, subject: str, answers: PerServer[Any, None]) -> Answer:
-    failed = {str(server): str(error) for server, error in answers.failed.items()}
+    failed = {str(server): said_by(error) for server, error in answers.failed.items()}
     visit.audit(action, "failed" if failed else "done", subject=subject, failed=failed)
     if failed:
-        raise PageRefused(502, "; ".join(f"{server}: {error}" for server, error in failed.items()))
-    return see_other(visit.url("users") + "?" + urlencode({"done": f"{action}: {subject}"}))
+        raise PageRefused(502, joined("; ", [joined(": ", one) for one in failed.items()]))
+    return see_other(visit.url("users") + "?" + urlencode({"done": action, "about": subject}))

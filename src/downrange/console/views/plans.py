@@ -8,7 +8,9 @@ from downrange.client.admin.plans import PlanDrifted, PlanRequest
 from downrange.console.pages import Page
 from downrange.console.plans import KeptPlan, note, sentences
 from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
+from downrange.console.words import word
 from downrange.model.errors import MQError
+from downrange.model.text import Text, said_by
 
 
 async def planned(visit: Visit, request: PlanRequest, command: str, back: str) -> Answer:
@@ -17,7 +19,14 @@ async def planned(visit: Visit, request: PlanRequest, command: str, back: str) -
     if not plan.changes and plan.failed:
         raise next(iter(plan.failed.values()))
     if not plan.changes:
-        raise PageRefused(400, f"{request.kind}: there is nothing to change about {request.name}")
+        raise PageRefused(
+            400,
+            Text(
+                "{kind}: there is nothing to change about {name}",
+                kind=word(request.kind.value),
+                name=request.name,
+            ),
+        )
     kept = visit.console.plans.add(visit.cluster.name, visit.who.name, plan, command, back)
     return see_other(visit.url("plans", kept.id))
 
@@ -51,16 +60,18 @@ async def plan(visit: Visit) -> Answer:
         "by": kept.who,
         "created": kept.plan.made,
         "seconds_left": kept.seconds_left(visit.now),
-        "failed": {server: str(error) for server, error in kept.plan.failed.items()},
+        "failed": {server: said_by(error) for server, error in kept.plan.failed.items()},
     }
     chrome = {
         "back": kept.back,
         "is_move": kept.is_move,
         "may_apply": visit.may(kept.role),
         "apply_address": visit.url("plans", kept.id, "apply"),
-        "role_needed": kept.role.word,
+        "role_needed": word(kept.role.word),
     }
-    title = f"Plan: {kept.kind.value} of {kept.subject}" if kept.is_move else f"Plan: {kept.kind.value} {kept.subject}"
+    title = Text("Plan: {kind} {subject}", kind=word(kept.kind.value), subject=kept.subject)
+    if kept.is_move:
+        title = Text("Plan: {kind} of {subject}", kind=word(kept.kind.value), subject=kept.subject)
     return Page("plan.html", title, data, kept.command, chrome=chrome)
 
 
@@ -69,9 +80,16 @@ async def apply_plan(visit: Visit) -> Answer:
     kept = visit.console.plans.get(visit.path("plan"), visit.cluster.name)
     if not visit.may(kept.role):
         visit.audit(kept.kind.value, "refused", subject=kept.subject, plan=kept.id, reason="role")
-        raise PageRefused(403, f"this needs the role {kept.role.word}; you are {visit.who.role.word}")
+        raise PageRefused(
+            403,
+            Text(
+                "this needs the role {role}; you are {yours}",
+                role=word(kept.role.word),
+                yours=word(visit.who.role.word),
+            ),
+        )
     if kept.plan.destroys and form.get("name", "") != kept.subject:
-        raise PageRefused(400, f"type the name {kept.subject} to confirm; nothing was done")
+        raise PageRefused(400, Text("type the name {name} to confirm; nothing was done", name=kept.subject))
     action = "move" if kept.is_move else kept.kind.value
     try:
         outcomes = await visit.console.plans.apply(kept, visit.admin)

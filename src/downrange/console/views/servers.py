@@ -12,6 +12,8 @@ from downrange.console.snapshot import BrokerState
 from downrange.console.tables import Column, listing
 from downrange.console.views.plans import planned
 from downrange.console.views.shared import LIVE_SECONDS, broker_columns, command, crumb, role_of, unheard
+from downrange.console.words import word
+from downrange.model.text import Text, as_is, joined
 from downrange.protocol.codes import version_name
 from downrange.settings import masked
 
@@ -20,24 +22,30 @@ async def brokers(visit: Visit) -> Answer:
     snapshot = visit.cluster.snapshot
     table = listing(
         snapshot.brokers.values(), broker_columns(visit), visit.query, search=lambda one: str(one.broker),
-        name="brokers", caption="Brokers",
+        name="brokers", caption=Text("Brokers"),
     )  # fmt: skip
     if visit.query.get("format") == "csv":
         return table
     gone = [{"broker": name, "since": since} for name, since in snapshot.lost.items()]
     told = visit.console.look(visit, visit.cluster).time
-    lead = [f"{name} is gone since {told(since)}: no name server lists it." for name, since in snapshot.lost.items()]
-    lead += [f"The metrics at {at} cannot be read: {why}." for at, why in snapshot.metrics_errors.items()]
-    chrome = {"tables": [table], "lead": lead, "live": LIVE_SECONDS, "empty": "No broker is registered."}
+    lead = [
+        Text("{name} is gone since {since}: no name server lists it.", name=name, since=told(since))
+        for name, since in snapshot.lost.items()
+    ]
+    lead += [
+        Text("The metrics at {address} cannot be read: {why}.", address=at, why=why)
+        for at, why in snapshot.metrics_errors.items()
+    ]
+    chrome = {"tables": [table], "lead": lead, "live": LIVE_SECONDS, "empty": Text("No broker is registered.")}
     data = {**table.data(), "gone": gone}
-    return Page("listing.html", "Brokers", data, command(visit, "cluster", "list"), chrome=chrome)
+    return Page("listing.html", Text("Brokers"), data, command(visit, "cluster", "list"), chrome=chrome)
 
 
 def _processes(visit: Visit) -> list[BrokerState]:
     name = visit.path("broker")
     found = [one for one in visit.cluster.snapshot.brokers.values() if one.name == name]
     if not found:
-        raise PageRefused(404, f"there is no broker {name}, or the console has not heard of it yet")
+        raise PageRefused(404, Text("there is no broker {name}, or the console has not heard of it yet", name=name))
     return sorted(found, key=lambda one: one.broker.broker_id)
 
 
@@ -54,7 +62,7 @@ async def broker(visit: Visit) -> Answer:
         for key, value in sorted(masked(first.settings).items())
         if wanted in key.lower() or wanted in value.lower()
     ]
-    table = listing(processes, broker_columns(visit), {}, name="processes", caption="Processes")
+    table = listing(processes, broker_columns(visit), {}, name="processes", caption=Text("Processes"))
     data = {
         "broker": first.name,
         "processes": table.rows,
@@ -69,20 +77,19 @@ async def broker(visit: Visit) -> Answer:
         "rows": rows,
         "key": visit.query.get("key", ""),
         "findings": [one for one in visit.console.findings(visit, visit.cluster) if one.subject == first.name],
-        "crumbs": [crumb(visit, "Brokers", "brokers")],
+        "crumbs": [crumb(visit, Text("Brokers"), "brokers")],
         "live": LIVE_SECONDS,
         "roles": {one.broker.address: role_of(one) for one in processes},
     }
     words = ("config", "get", "-b", first.name)
-    return Page("broker.html", first.name, data, command(visit, *words), chrome=chrome)
+    return Page("broker.html", as_is(first.name), data, command(visit, *words), chrome=chrome)
 
 
-def _others(key: str, name: str, tables: dict[str, dict[str, str]]) -> str:
+def _others(key: str, name: str, tables: dict[str, dict[str, str]]) -> Text:
     """What other masters have for a key, where that is something else."""
     mine = tables.get(name, {}).get(key)
-    return ", ".join(
-        f"{other}: {table.get(key, 'not set')}" for other, table in tables.items() if table.get(key) != mine
-    )
+    unlike = [(other, table.get(key)) for other, table in tables.items() if table.get(key) != mine]
+    return joined(", ", [joined(": ", (other, Text("not set") if value is None else value)) for other, value in unlike])
 
 
 async def plan_broker_settings(visit: Visit) -> Answer:
@@ -94,10 +101,10 @@ async def plan_broker_settings(visit: Visit) -> Answer:
         if line.strip():
             key, equals, value = line.partition("=")
             if not equals:
-                raise PageRefused(400, f"{line!r} is not key=value")
+                raise PageRefused(400, Text("'{line}' is not key=value", line=line))
             settings[key.strip()] = value.strip()
     if not settings:
-        raise PageRefused(400, "type at least one key=value")
+        raise PageRefused(400, Text("type at least one key=value"))
     request = PlanRequest(PlanKind.BROKER_SETTINGS, name, settings=settings, broker=name)
     words = ("config", "update", *(f"{key}={value}" for key, value in settings.items()), "-b", name)
     return await planned(visit, request, command(visit, *words), visit.url("brokers", name))
@@ -109,7 +116,7 @@ async def write_permission(visit: Visit) -> Answer:
     name = visit.path("broker")
     is_wipe = form.get("action") == "wipe"
     if is_wipe and form.get("name", "") != name:
-        raise PageRefused(400, f"type the name {name} to confirm; nothing was done")
+        raise PageRefused(400, Text("type the name {name} to confirm; nothing was done", name=name))
     namesrv = visit.admin.namesrv
     answers = await (namesrv.wipe_write_perm(name) if is_wipe else namesrv.add_write_perm(name))
     failed = {server: str(error) for server, error in answers.failed.items()}
@@ -133,7 +140,7 @@ async def name_servers(visit: Visit) -> Answer:
     }
     chrome = {"keys": keys, "unlike": unlike, "live": LIVE_SECONDS}
     words = ("namesrv-admin", "config")
-    return Page("name_servers.html", "Name servers", data, command(visit, *words), chrome=chrome)
+    return Page("name_servers.html", Text("Name servers"), data, command(visit, *words), chrome=chrome)
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------
@@ -145,31 +152,34 @@ async def clients(visit: Visit) -> Answer:
     kind = visit.query.get("kind", "all")
     shown = [row for row in rows if kind in ("all", row["kind"])]
     columns: list[Column[dict[str, Any]]] = [
-        Column("client", "client", lambda row: row["client"], "code"),
-        Column("kind", "kind", lambda row: row["kind"]),
-        Column("group", "group", lambda row: row["group"], link=lambda row: row["address_of_group"]),
-        Column("address", "address", lambda row: row["address"], "code"),
-        Column("language", "language", lambda row: row["language"]),
-        Column("version", "version", lambda row: row["version"]),
+        Column("client", Text("client"), lambda row: row["client"], "code"),
+        Column("kind", Text("kind"), lambda row: word(row["kind"])),
+        Column("group", Text("group"), lambda row: row["group"], link=lambda row: row["address_of_group"]),
+        Column("address", Text("address"), lambda row: row["address"], "code"),
+        Column("language", Text("language"), lambda row: row["language"]),
+        Column("version", Text("version"), lambda row: row["version"]),
         Column(
             "brokers",
-            "brokers",
-            lambda row: f"all {masters}" if row["brokers"].count(",") + 1 == masters > 1 else row["brokers"],
+            Text("brokers"),
+            lambda row: (
+                Text("all {count}", count=masters) if row["brokers"].count(",") + 1 == masters > 1 else row["brokers"]
+            ),
         ),
-        Column("heard", "last heard", lambda row: row["heard"], "time"),
+        Column("heard", Text("last heard"), lambda row: row["heard"], "time"),
     ]
     table = listing(
         shown, columns, visit.query, search=lambda row: f"{row['client']} {row['group']} {row['address']}",
-        sort="client", name="clients", caption="Clients",
+        sort="client", name="clients", caption=Text("Clients"),
     )  # fmt: skip
     if visit.query.get("format") == "csv":
         return table
     choices = [
-        {"label": one, "address": f"?kind={one}", "is_current": one == kind} for one in ("all", "producer", "consumer")
+        {"label": word(one), "address": f"?kind={one}", "is_current": one == kind}
+        for one in ("all", "producer", "consumer")
     ]
-    chrome = {"tables": [table], "choices": choices, "live": LIVE_SECONDS, "empty": "No client is connected."}
+    chrome = {"tables": [table], "choices": choices, "live": LIVE_SECONDS, "empty": Text("No client is connected.")}
     data = {**table.data(), "failed": unheard(visit)}
-    return Page("listing.html", "Clients", data, command(visit, "cluster", "producers"), chrome=chrome)
+    return Page("listing.html", Text("Clients"), data, command(visit, "cluster", "producers"), chrome=chrome)
 
 
 def _clients(visit: Visit) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from downrange.console.history import DAY, RANGES, Row, thinned
 from downrange.console.requests import Visit
 from downrange.console.snapshot import BrokerState, GroupState
 from downrange.console.tables import Column
+from downrange.model.text import Text, as_is
 
 LIVE_SECONDS: Final = 5
 MOST_POINTS: Final = 720
@@ -62,33 +63,33 @@ def _usual_step(rows: Sequence[Row]) -> float:
     return max(10.0, steps[len(steps) // 2]) if steps else 10.0
 
 
-def trend(visit: Visit, group: GroupState) -> str:
+def trend(visit: Visit, group: GroupState) -> Text:
     """A word: growing, shrinking, steady, stuck or no members; empty when nothing waits."""
     if not group.behind:
-        return ""
+        return Text("")
     if not group.members and group.members_at:
-        return "no members"
+        return Text("no members")
     if group.stuck_queues:
-        return "stuck"
+        return Text("stuck")
     growth = growth_of(visit.console.look(visit, visit.cluster), group.name)
     if growth is None:
-        return ""
-    return "growing" if growth > GROWTH else "shrinking" if growth < -GROWTH else "steady"
+        return Text("")
+    return Text("growing") if growth > GROWTH else Text("shrinking") if growth < -GROWTH else Text("steady")
 
 
 def group_columns(visit: Visit) -> list[Column[GroupState]]:
     snapshot = visit.cluster.snapshot
     return [
-        Column("group", "group", lambda one: one.name, link=lambda one: visit.url("groups", one.name)),
-        Column("behind", "behind", lambda one: one.behind, "number"),
-        Column("oldest", "oldest waiting", lambda one: one.oldest if one.behind else "", "span"),
-        Column("since", "since", lambda one: one.behind_since or "", "time"),
-        Column("trend", "trend", lambda one: trend(visit, one), "state"),
-        Column("members", "members", lambda one: len(one.members) if one.members_at else None, "number"),
-        Column("topics", "topics", lambda one: ", ".join(one.topics[:3]) + (" …" if len(one.topics) > 3 else "")),
+        Column("group", Text("group"), lambda one: one.name, link=lambda one: visit.url("groups", one.name)),
+        Column("behind", Text("behind"), lambda one: one.behind, "number"),
+        Column("oldest", Text("oldest waiting"), lambda one: one.oldest if one.behind else "", "span"),
+        Column("since", Text("since"), lambda one: one.behind_since or "", "time"),
+        Column("trend", Text("trend"), lambda one: trend(visit, one), "state"),
+        Column("members", Text("members"), lambda one: len(one.members) if one.members_at else None, "number"),
+        Column("topics", Text("topics"), lambda one: ", ".join(one.topics[:3]) + (" …" if len(one.topics) > 3 else "")),
         Column(
             "dead",
-            "dead letters",
+            Text("dead letters"),
             lambda one: snapshot.dead_letters(one.name),
             "number",
             link=lambda one: visit.url("dead-letters", one.name) if snapshot.dead_letters(one.name) else None,
@@ -118,44 +119,46 @@ def broker_columns(visit: Visit) -> list[Column[BrokerState]]:
         return None if first is None else max(0, visit.now - first)
 
     def state_of(one: BrokerState) -> str:
-        return "silent" if one.error is not None else "online" if one.at else ""
+        return Text("silent") if one.error is not None else Text("online") if one.at else Text("")
 
     return [
-        Column("broker", "broker", lambda one: one.name, link=lambda one: visit.url("brokers", one.name)),
-        Column("role", "role", role_of),
-        Column("address", "address", lambda one: one.broker.address, "code"),
-        Column("state", "state", state_of, "state"),
-        Column("in", "in/s", lambda one: one.runtime.in_tps if one.runtime else None, "rate"),
-        Column("out", "out/s", lambda one: one.runtime.out_tps if one.runtime else None, "rate"),
-        Column("disk", "disk", lambda one: one.runtime.disk_ratio if one.runtime else None, "percent"),
-        Column("oldest", "oldest message", oldest, "span"),
-        Column("lag", "slave behind", lag, "size"),
-        Column("at", "last answer", lambda one: one.at, "time"),
+        Column("broker", Text("broker"), lambda one: one.name, link=lambda one: visit.url("brokers", one.name)),
+        Column("role", Text("role"), role_of),
+        Column("address", Text("address"), lambda one: one.broker.address, "code"),
+        Column("state", Text("state"), state_of, "state"),
+        Column("in", Text("in/s"), lambda one: one.runtime.in_tps if one.runtime else None, "rate"),
+        Column("out", Text("out/s"), lambda one: one.runtime.out_tps if one.runtime else None, "rate"),
+        Column("disk", Text("disk"), lambda one: one.runtime.disk_ratio if one.runtime else None, "percent"),
+        Column("oldest", Text("oldest message"), oldest, "span"),
+        Column("lag", Text("slave behind"), lag, "size"),
+        Column("at", Text("last answer"), lambda one: one.at, "time"),
     ]
 
 
-def age_of(visit: Visit, at: int) -> str:
+def age_of(visit: Visit, at: int) -> Text:
     """How old figures are, where they are older than twice their interval on a screen; else empty."""
     if not at:
-        return "no figures yet"
+        return Text("no figures yet")
     pace = visit.console.config.pace
     is_old = visit.now - at > 2000 * pace.seen + 1000
-    return f"figures of {formats.when(at, visit.zone, visit.now)}" if is_old else ""
+    return Text("figures of {time}", time=formats.when(at, visit.zone, visit.now)) if is_old else Text("")
 
 
 def unheard(visit: Visit, names: Collection[str] | None = None) -> dict[str, str]:
     """Brokers, of these names if some are given, whose figures are old: why, and how old they are."""
     return {
-        name: f"{one.why}; its figures are of {formats.when(one.at, visit.zone, visit.now)}" if one.at else one.why
+        name: Text("{why}; its figures are of {time}", why=one.why, time=formats.when(one.at, visit.zone, visit.now))
+        if one.at
+        else as_is(one.why)
         for name, one in visit.cluster.snapshot.unheard.items()
         if names is None or name in names
     }
 
 
-def crumb(visit: Visit, label: str, *parts: str) -> dict[str, str]:
+def crumb(visit: Visit, label: Text, *parts: str) -> dict[str, str]:
     return {"label": label, "address": visit.url(*parts)}
 
 
-def tab(visit: Visit, name: str, label: str, badge: object = "") -> dict[str, Any]:
+def tab(visit: Visit, name: str, label: Text, badge: object = "") -> dict[str, Any]:
     path = visit.request.url.path
     return {"name": name, "label": label, "address": f"{path}?tab={name}", "badge": badge}

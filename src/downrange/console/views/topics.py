@@ -9,7 +9,6 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from downrange.client.admin.plans import PlanKind, PlanRequest
-from downrange.console.formats import plural
 from downrange.console.pages import Page, json_text
 from downrange.console.requests import Answer, PageRefused, Visit, checked_form, see_other
 from downrange.console.snapshot import GroupState, QueueEnds, Snapshot, TopicState
@@ -27,44 +26,49 @@ from downrange.console.views.shared import (
     tab,
     unheard,
 )
+from downrange.console.words import word
+from downrange.model.delay_levels import DEFAULT_DELAY_LEVELS, parse_delay_levels
 from downrange.model.message import Message, MessageQueue
+from downrange.model.text import Text, as_is, joined, plural
 from downrange.model.topics import TopicConfig
 
 KINDS = ("topic", "retry", "dead letters", "system", "one-broker", "all")
-PERMISSIONS = {6: "read and write", 4: "read only", 2: "write only", 0: "none"}
+PERMISSIONS = {6: Text("read and write"), 4: Text("read only"), 2: Text("write only"), 0: Text("none")}
 
 
 async def topics(visit: Visit) -> Answer:
     snapshot = visit.cluster.snapshot
     kind = visit.query.get("kind", "topic")
     if kind not in KINDS:
-        raise PageRefused(400, f"kind={kind}: there are {', '.join(KINDS)}")
+        raise PageRefused(400, Text("kind={kind}: there are {names}", kind=kind, names=", ".join(KINDS)))
     readers = _readers(snapshot.groups.values())
     columns: list[Column[TopicState]] = [
-        Column("topic", "topic", lambda one: one.name, link=lambda one: visit.url("topics", one.name)),
-        Column("rate", "in/s", lambda one: one.rate, "rate"),
-        Column("messages", "messages", lambda one: one.count if one.at else None, "number"),
-        Column("queues", "queues", lambda one: len(one.queues) if one.at else None, "number"),
-        Column("brokers", "brokers", lambda one: len(snapshot.brokers_of_topic(one.name)), "number"),
-        Column("groups", "groups", lambda one: readers.get(one.name, 0), "number"),
-        Column("last", "last message", lambda one: one.last if one.at else None, "time"),
+        Column("topic", Text("topic"), lambda one: one.name, link=lambda one: visit.url("topics", one.name)),
+        Column("rate", Text("in/s"), lambda one: one.rate, "rate"),
+        Column("messages", Text("messages"), lambda one: one.count if one.at else None, "number"),
+        Column("queues", Text("queues"), lambda one: len(one.queues) if one.at else None, "number"),
+        Column("brokers", Text("brokers"), lambda one: len(snapshot.brokers_of_topic(one.name)), "number"),
+        Column("groups", Text("groups"), lambda one: readers.get(one.name, 0), "number"),
+        Column("last", Text("last message"), lambda one: one.last if one.at else None, "time"),
     ]
     table = listing(
         _of_kind(snapshot, kind), columns, visit.query,
-        search=lambda one: one.name, sort="topic", name="topics", caption="Topics",
+        search=lambda one: one.name, sort="topic", name="topics", caption=Text("Topics"),
     )  # fmt: skip
     if visit.query.get("format") == "csv":
         return table
-    choices = [{"label": one, "address": "?" + urlencode({"kind": one}), "is_current": one == kind} for one in KINDS]
-    actions = [{"label": "New topic", "address": visit.url("new-topic")}] if visit.may(Role.OPERATOR) else []
+    choices = [
+        {"label": word(one), "address": "?" + urlencode({"kind": one}), "is_current": one == kind} for one in KINDS
+    ]
+    actions = [{"label": Text("New topic"), "address": visit.url("new-topic")}] if visit.may(Role.OPERATOR) else []
     chrome = {
         "tables": [table], "choices": choices, "actions": actions, "live": LIVE_SECONDS,
-        "empty": f"No topic yet. Make one: {command(visit, 'topic', 'create', 'orders')}",
+        "empty": Text("No topic yet. Make one: {command}", command=command(visit, "topic", "create", "orders")),
     }  # fmt: skip
     for row in table.rows[:50]:
         visit.cluster.look("topic", row["topic"])
     data = {**table.data(), "failed": unheard(visit)}
-    return Page("listing.html", "Topics", data, command(visit, "topic", "list"), chrome=chrome)
+    return Page("listing.html", Text("Topics"), data, command(visit, "topic", "list"), chrome=chrome)
 
 
 def _readers(groups: Any) -> dict[str, int]:
@@ -95,8 +99,16 @@ def found_topic(visit: Visit) -> TopicState:
     name = visit.path("topic")
     topic = visit.cluster.snapshot.topics.get(name)
     if topic is None:
-        known = "" if visit.cluster.snapshot.at else ", or the console has not heard of it yet"
-        raise PageRefused(404, f"no broker of {visit.cluster.name} serves the topic {name}{known}")
+        known = Text("") if visit.cluster.snapshot.at else Text(", or the console has not heard of it yet")
+        raise PageRefused(
+            404,
+            Text(
+                "no broker of {cluster} serves the topic {name}{known}",
+                cluster=visit.cluster.name,
+                name=name,
+                known=known,
+            ),
+        )
     visit.cluster.look("topic", name)
     visit.console.samplers[visit.cluster.name].nudge()
     return topic
@@ -109,19 +121,21 @@ async def topic(visit: Visit) -> Answer:
     groups = snapshot.groups_of(one.name)
     for group in groups[:50]:
         visit.cluster.look("group", group.name)
-    group_table = listing(groups, _group_columns(visit, one.name), {}, sort="behind", name="groups", caption="Groups")
+    group_table = listing(
+        groups, _group_columns(visit, one.name), {}, sort="behind", name="groups", caption=Text("Groups")
+    )
     queue_columns: list[Column[tuple[MessageQueue, QueueEnds]]] = [
-        Column("queue", "queue", lambda row: row[0].queue_id, "offset"),
-        Column("broker", "broker", lambda row: row[0].broker_name),
-        Column("first", "min", lambda row: row[1].first, "offset"),
-        Column("end", "max", lambda row: row[1].end, "offset", link=lambda row: _last(visit, *row)),
-        Column("messages", "messages", lambda row: row[1].end - row[1].first, "number"),
-        Column("last", "last message", lambda row: row[1].last, "time"),
+        Column("queue", Text("queue"), lambda row: row[0].queue_id, "offset"),
+        Column("broker", Text("broker"), lambda row: row[0].broker_name),
+        Column("first", Text("min"), lambda row: row[1].first, "offset"),
+        Column("end", Text("max"), lambda row: row[1].end, "offset", link=lambda row: _last(visit, *row)),
+        Column("messages", Text("messages"), lambda row: row[1].end - row[1].first, "number"),
+        Column("last", Text("last message"), lambda row: row[1].last, "time"),
     ]
     parameters = {key: value for key, value in visit.query.items() if key in ("sort", "order", "page", "tab")}
     queues = listing(
         sorted(one.queues.items()), queue_columns, {"sort": "queue", "order": "asc"} | parameters, name="queues",
-        caption="Queues",
+        caption=Text("Queues"),
     )  # fmt: skip
     span = range_of(visit)
     configs = {state.name: state.topics[one.name] for state in snapshot.brokers_of_topic(one.name)}
@@ -143,11 +157,11 @@ async def topic(visit: Visit) -> Answer:
         "group_table": group_table,
         "tab": shown,
         "tabs": [
-            tab(visit, "queues", "Queues and groups"),
-            tab(visit, "send", "Send") if visit.may(Role.OPERATOR) else tab(visit, "settings", "Settings"),
-            *([tab(visit, "settings", "Settings")] if visit.may(Role.OPERATOR) else []),
+            tab(visit, "queues", Text("Queues and groups")),
+            tab(visit, "send", Text("Send")) if visit.may(Role.OPERATOR) else tab(visit, "settings", Text("Settings")),
+            *([tab(visit, "settings", Text("Settings"))] if visit.may(Role.OPERATOR) else []),
         ],
-        "crumbs": [crumb(visit, "Topics", "topics")],
+        "crumbs": [crumb(visit, Text("Topics"), "topics")],
         "range": span,
         "ranges": ("1h", "6h", "24h", "7d", "30d"),
         "chart": chart_rows(visit, visit.cluster, f"topic:{one.name}", span),
@@ -157,9 +171,10 @@ async def topic(visit: Visit) -> Answer:
         "writers": writers,
         "result": visit.query.get("sent", ""),
         "permissions": PERMISSIONS,
+        "delays": parse_delay_levels(DEFAULT_DELAY_LEVELS),
         "again": _again(visit),
     }
-    return Page("topic.html", one.name, data, command(visit, "topic", "status", one.name), chrome=chrome)
+    return Page("topic.html", as_is(one.name), data, command(visit, "topic", "status", one.name), chrome=chrome)
 
 
 def _again(visit: Visit) -> dict[str, str]:
@@ -173,25 +188,31 @@ def _last(visit: Visit, queue: MessageQueue, ends: QueueEnds) -> str | None:
     return visit.url("at", queue.topic, queue.broker_name, str(queue.queue_id), str(ends.end - 1))
 
 
-def facts(visit: Visit, one: TopicState, configs: dict[str, TopicConfig]) -> str:
+def facts(visit: Visit, one: TopicState, configs: dict[str, TopicConfig]) -> Text:
     queues = sum(config.write_queue_nums for config in configs.values())
-    words = {PERMISSIONS.get(config.perm & 6, "none") for config in configs.values()}
+    words = {PERMISSIONS[config.perm & 6] for config in configs.values()}
     oldest = [one.runtime.earliest_message_timestamp for one in visit.cluster.snapshot.masters if one.runtime]
     kept = min((stamp for stamp in oldest if stamp), default=None)
-    parts = [f"{plural(queues, 'queue')} on {plural(len(configs), 'broker')}", " or ".join(sorted(words))]
-    parts.append(plural(one.count, "message"))
+    on_brokers = plural(len(configs), "{count} broker", "{count} brokers")
+    parts = [
+        plural(queues, "{count} queue on {brokers}", "{count} queues on {brokers}", brokers=on_brokers),
+        joined(" / ", sorted(words)),
+    ]
+    parts.append(plural(one.count, "{count} message", "{count} messages"))
     if kept is not None:
-        parts.append(f"the broker keeps messages since {visit.console.look(visit, visit.cluster).time(kept)}")
+        parts.append(
+            Text("the broker keeps messages since {time}", time=visit.console.look(visit, visit.cluster).time(kept))
+        )
     if age := age_of(visit, one.at):
         parts.append(age)
-    return " · ".join(parts)
+    return joined(" · ", parts)
 
 
 def config_row(config: TopicConfig) -> dict[str, Any]:
     return {
         "readQueueNums": config.read_queue_nums,
         "writeQueueNums": config.write_queue_nums,
-        "perm": PERMISSIONS.get(config.perm & 6, "none"),
+        "perm": PERMISSIONS[config.perm & 6],
         "order": config.order,
         "attributes": config.attributes or {},
     }
@@ -211,11 +232,11 @@ def _group_columns(visit: Visit, topic: str) -> list[Column[GroupState]]:
         return found.expression if found is not None else ""
 
     return [
-        Column("group", "group", lambda one: one.name, link=lambda one: visit.url("groups", one.name)),
-        Column("behind", "behind", behind, "number"),
-        Column("oldest", "oldest waiting", oldest, "span"),
-        Column("members", "members", lambda one: len(one.members) if one.members_at else None, "number"),
-        Column("filter", "filter", expression, "code"),
+        Column("group", Text("group"), lambda one: one.name, link=lambda one: visit.url("groups", one.name)),
+        Column("behind", Text("behind"), behind, "number"),
+        Column("oldest", Text("oldest waiting"), oldest, "span"),
+        Column("members", Text("members"), lambda one: len(one.members) if one.members_at else None, "number"),
+        Column("filter", Text("filter"), expression, "code"),
     ]
 
 
@@ -228,8 +249,8 @@ async def topic_chart(visit: Visit) -> Answer:
 
 
 async def new_topic(visit: Visit) -> Answer:
-    chrome = {"crumbs": [crumb(visit, "Topics", "topics")], "clusters_known": _cluster_names(visit)}
-    return Page("new_topic.html", "New topic", {}, command(visit, "topic", "create", "NAME"), chrome=chrome)
+    chrome = {"crumbs": [crumb(visit, Text("Topics"), "topics")], "clusters_known": _cluster_names(visit)}
+    return Page("new_topic.html", Text("New topic"), {}, command(visit, "topic", "create", "NAME"), chrome=chrome)
 
 
 def _cluster_names(visit: Visit) -> list[str]:
@@ -254,7 +275,16 @@ async def create_topic(visit: Visit) -> Answer:
 def number_of(form: dict[str, str], name: str, least: int, most: int) -> int:
     text = form.get(name, "").strip()
     if not text.isdecimal() or len(text) > 12 or not least <= int(text) <= most:
-        raise PageRefused(400, f"{name}: {text!r} is no whole number from {least} to {most:,}")
+        raise PageRefused(
+            400,
+            Text(
+                "{name}: '{text}' is no whole number from {least} to {most:,}",
+                name=name,
+                text=text,
+                least=least,
+                most=most,
+            ),
+        )
     return int(text)
 
 
@@ -293,7 +323,7 @@ def parse_properties(text: str) -> dict[str, str]:
         if line.strip():
             name, equals, value = line.partition("=")
             if not equals or not name.strip():
-                raise PageRefused(400, f"properties: {line!r} is not name=value")
+                raise PageRefused(400, Text("properties: '{line}' is not name=value", line=line))
             found[name.strip()] = value.strip()
     return found
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from downrange.client.admin.timeline import Event
+from downrange.console.words import word
+from downrange.model.text import Text, joined
 
 
 def lanes_of(events: Sequence[Event]) -> dict[str, Any] | None:
@@ -15,7 +17,7 @@ def lanes_of(events: Sequence[Event]) -> dict[str, Any] | None:
     begin = min(event.at for event in events)
     end = max(event.at + (event.millis or 0) for event in events)
     whole = max(1, end - begin)
-    lanes: dict[str, list[dict[str, Any]]] = {}
+    lanes: dict[Text, list[dict[str, Any]]] = {}
     for event in events:
         width = round(max(0.6, 100 * (event.millis or 0) / whole), 2)
         left = round(min(100 * (event.at - begin) / whole, 100 - width), 2)
@@ -25,15 +27,16 @@ def lanes_of(events: Sequence[Event]) -> dict[str, Any] | None:
     return {"begin": begin, "millis": whole, "lanes": [{"name": name, "bars": bars} for name, bars in lanes.items()]}
 
 
-def words_of(event: Event) -> str:
+def words_of(event: Event) -> Text:
     """One event in words."""
-    parts = [event.kind.value]
+    parts = [word(event.kind.value)]
     if event.kind.value == "delivered":
-        parts = ["no end is known" if event.success is None else "consumed" if event.success else "failed"]
+        is_good = event.success
+        parts = [Text("no end is known") if is_good is None else Text("consumed") if is_good else Text("failed")]
     if event.number:
-        parts.append(f"delivery {event.number + 1}")
+        parts.append(Text("delivery {number}", number=event.number + 1))
     if event.detail:
         parts.append(event.detail)
     if event.millis is not None:
-        parts.append(f"{event.millis} ms")
-    return ", ".join(parts)
+        parts.append(Text("{count} ms", count=event.millis))
+    return joined(", ", parts)

@@ -18,7 +18,9 @@ from downrange.console.requests import Answer, PageRefused, Visit, checked_form
 from downrange.console.tables import Column, listing
 from downrange.console.views.plain_accounts import account_files, told
 from downrange.console.views.shared import command
+from downrange.console.words import word
 from downrange.model.errors import MQError
+from downrange.model.text import Text, joined, said_by
 
 SECONDS = 8.0  # longer than one request may take: what other brokers answered is shown
 
@@ -26,20 +28,38 @@ SECONDS = 8.0  # longer than one request may take: what other brokers answered i
 async def users(visit: Visit) -> Answer:
     people, rules, problems = await _asked(visit)
     columns: list[Column[dict[str, Any]]] = [
-        Column("user", "user", lambda row: row["user"]),
-        Column("type", "type", lambda row: row["type"]),
-        Column("status", "status", lambda row: row["status"]),
-        Column("brokers", "brokers", lambda row: row["brokers"]),
+        Column("user", Text("user"), lambda row: row["user"]),
+        Column("type", Text("type"), lambda row: row["type"]),
+        Column("status", Text("status"), lambda row: row["status"]),
+        Column("brokers", Text("brokers"), lambda row: row["brokers"]),
     ]
     table = listing(
-        people, columns, visit.query, search=lambda row: str(row["user"]), sort="user", name="users", caption="Users"
+        people,
+        columns,
+        visit.query,
+        search=lambda row: str(row["user"]),
+        sort="user",
+        name="users",
+        caption=Text("Users"),
     )
     if visit.query.get("format") == "csv":
         return table
     files, plain_problems = await account_files(visit)
     data = {"users": people, "rules": rules, "problems": problems, "files": files, "plain_problems": plain_problems}
-    chrome = {"table": table, "result": visit.query.get("done", ""), "is_guarded": _is_guarded(visit)}
-    return Page("users.html", "Users", data, command(visit, "user", "list"), chrome=chrome)
+    chrome = {
+        "table": table,
+        "result": joined(": ", (word(visit.query["done"]), visit.query.get("about", "")))
+        if "done" in visit.query
+        else "",
+        "is_guarded": _is_guarded(visit),
+    }
+    return Page("users.html", Text("Users"), data, command(visit, "user", "list"), chrome=chrome)
+
+
+def _done(visit: Visit) -> Text:
+    """What was done last, from the address; empty when nothing was."""
+    done, about = visit.query.get("done", ""), visit.query.get("about", "")
+    return joined(": ", (word(done), about)) if done else Text("")
 
 
 def _is_guarded(visit: Visit) -> bool:
@@ -58,9 +78,9 @@ async def _asked(visit: Visit) -> tuple[list[dict[str, Any]], list[dict[str, Any
             found = await visit.admin.users.list()
             listed = await visit.admin.acls.list(ListAclsRequest())
     except TimeoutError:
-        return [], [], {visit.cluster.name: f"no answer within {SECONDS:g} s"}
+        return [], [], {visit.cluster.name: Text("no answer within {seconds:g} s", seconds=SECONDS)}
     except MQError as error:
-        return [], [], {visit.cluster.name: str(error)}
+        return [], [], {visit.cluster.name: said_by(error)}
     for broker, known in found.done.items():
         for user in known:
             row = people.setdefault(
@@ -80,7 +100,7 @@ async def _asked(visit: Visit) -> tuple[list[dict[str, Any]], list[dict[str, Any
                 if (key := repr(row)) not in seen:
                     seen.add(key)
                     rules.append(row)
-    problems.update({str(broker): str(error) for broker, error in {**found.failed, **listed.failed}.items()})
+    problems.update({str(broker): said_by(error) for broker, error in {**found.failed, **listed.failed}.items()})
     return list(people.values()), rules, problems
 
 
@@ -103,10 +123,10 @@ async def put_user(visit: Visit) -> Answer:
     form = await checked_form(visit)
     name, password = form.get("name", "").strip(), form.get("password", "")
     if not name:
-        raise PageRefused(400, "a user needs a name")
+        raise PageRefused(400, Text("a user needs a name"))
     is_new = form.get("action") == "create"
     if is_new and not password:
-        raise PageRefused(400, "a new user needs a password")
+        raise PageRefused(400, Text("a new user needs a password"))
     user = UserInfo(
         username=name,
         password=password or None,
@@ -122,7 +142,7 @@ async def delete_user(visit: Visit) -> Answer:
     form = await checked_form(visit)
     name = form.get("user", "")
     if not name or form.get("name", "") != name:
-        raise PageRefused(400, f"type the name {name} to confirm; nothing was done")
+        raise PageRefused(400, Text("type the name {name} to confirm; nothing was done", name=name))
     return told(visit, "delete user", name, await visit.admin.users.delete(name))
 
 
@@ -130,7 +150,7 @@ async def put_rule(visit: Visit) -> Answer:
     form = await checked_form(visit)
     subject, resource = form.get("subject", "").strip(), form.get("resource", "").strip()
     if not subject or not resource:
-        raise PageRefused(400, "a rule needs a user and a resource, as User:alice and Topic:orders")
+        raise PageRefused(400, Text("a rule needs a user and a resource, as User:alice and Topic:orders"))
     subject = subject if ":" in subject else f"User:{subject}"
     entry = PolicyEntryInfo(
         resource=resource,

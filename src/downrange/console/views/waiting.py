@@ -14,6 +14,7 @@ from downrange.console.requests import Answer, PageRefused, Visit, checked_form,
 from downrange.console.tables import Column, listing
 from downrange.console.views.shared import command
 from downrange.model.errors import MQError
+from downrange.model.text import Text, said_by
 from downrange.model.topics import CHECK_MAX_TIME_TOPIC
 
 SECONDS: Final = 8.0  # longer than one request may take: what other brokers answered is shown
@@ -25,7 +26,7 @@ async def delayed(visit: Visit) -> Answer:
         async with asyncio.timeout(SECONDS):
             answers = await visit.admin.delayed.waiting(topic)
     except TimeoutError:
-        raise PageRefused(504, f"brokers did not answer within {SECONDS:g} s") from None
+        raise PageRefused(504, Text("brokers did not answer within {seconds:g} s", seconds=SECONDS)) from None
     levels = [
         {"broker": broker.name, "level": level.level, "delay": level.delay_millis, "count": level.count}
         for broker, found in answers.done.items()
@@ -38,20 +39,20 @@ async def delayed(visit: Visit) -> Answer:
     ]
     soonest = [(broker.name, one) for broker, found in answers.done.items() for one in found.soonest]
     columns: list[Column[tuple[str, DelayedMessage]]] = [
-        Column("due", "due", lambda row: row[1].due, "exact"),
-        Column("topic", "topic", lambda row: row[1].topic, link=lambda row: visit.url("topics", row[1].topic)),
+        Column("due", Text("due"), lambda row: row[1].due, "exact"),
+        Column("topic", Text("topic"), lambda row: row[1].topic, link=lambda row: visit.url("topics", row[1].topic)),
         Column(
-            "message", "message", lambda row: row[1].message.message_id, "code",
+            "message", Text("message"), lambda row: row[1].message.message_id, "code",
             link=lambda row: _address(visit, row[1].message.message_id, row[1].topic),
         ),
-        Column("how", "how", lambda row: "timer" if row[1].level is None else f"level {row[1].level}"),
-        Column("stored", "sent", lambda row: row[1].message.born_timestamp, "exact"),
-        Column("tag", "tag", lambda row: row[1].message.tags or ""),
-        Column("keys", "keys", lambda row: " ".join(row[1].message.keys)),
-        Column("broker", "broker", lambda row: row[0]),
+        Column("how", Text("how"), _how),
+        Column("stored", Text("sent"), lambda row: row[1].message.born_timestamp, "exact"),
+        Column("tag", Text("tag"), lambda row: row[1].message.tags or ""),
+        Column("keys", Text("keys"), lambda row: " ".join(row[1].message.keys)),
+        Column("broker", Text("broker"), lambda row: row[0]),
     ]  # fmt: skip
     table = listing(
-        soonest, columns, {"order": "asc", **visit.query}, sort="due", name="delayed", caption="Due soonest",
+        soonest, columns, {"order": "asc", **visit.query}, sort="due", name="delayed", caption=Text("Due soonest"),
         search=lambda row: f"{row[1].topic} {row[1].message.message_id} {row[1].message.keys}",
     )  # fmt: skip
     if visit.query.get("format") == "csv":
@@ -64,10 +65,14 @@ async def delayed(visit: Visit) -> Answer:
         "levels": levels,
         "timed": timed,
         "rows": table.rows,
-        "failed": {str(broker): str(error) for broker, error in answers.failed.items()},
+        "failed": {str(broker): said_by(error) for broker, error in answers.failed.items()},
     }
     chrome = {"table": table, "spans": span}
-    return Page("delayed.html", "Delayed", data, command(visit, "message", "delayed"), chrome=chrome)
+    return Page("delayed.html", Text("Delayed"), data, command(visit, "message", "delayed"), chrome=chrome)
+
+
+def _how(row: tuple[str, DelayedMessage]) -> Text:
+    return Text("timer") if row[1].level is None else Text("level {level}", level=row[1].level)
 
 
 def _address(visit: Visit, message_id: str, topic: str) -> str:
@@ -79,22 +84,23 @@ async def transactions(visit: Visit) -> Answer:
         async with asyncio.timeout(SECONDS):
             answers = await visit.admin.transactions.open(visit.query.get("topic") or None)
     except TimeoutError:
-        raise PageRefused(504, f"brokers did not answer within {SECONDS:g} s") from None
+        raise PageRefused(504, Text("brokers did not answer within {seconds:g} s", seconds=SECONDS)) from None
     rows = [(broker.name, one) for broker, found in answers.done.items() for one in found.messages]
     columns: list[Column[tuple[str, HalfMessage]]] = [
-        Column("since", "open since", lambda row: row[1].since, "exact"),
-        Column("age", "age", lambda row: visit.now - row[1].since, "span"),
-        Column("topic", "topic", lambda row: row[1].topic, link=lambda row: visit.url("topics", row[1].topic)),
+        Column("since", Text("open since"), lambda row: row[1].since, "exact"),
+        Column("age", Text("age"), lambda row: visit.now - row[1].since, "span"),
+        Column("topic", Text("topic"), lambda row: row[1].topic, link=lambda row: visit.url("topics", row[1].topic)),
         Column(
-            "message", "message", lambda row: row[1].message.message_id, "code",
+            "message", Text("message"), lambda row: row[1].message.message_id, "code",
             link=lambda row: _address(visit, row[1].message.message_id, row[1].topic),
         ),
-        Column("group", "producer group", lambda row: row[1].producer_group),
-        Column("checks", "times asked", lambda row: row[1].checks, "number", title="by the broker, of the producer"),
-        Column("broker", "broker", lambda row: row[0]),
+        Column("group", Text("producer group"), lambda row: row[1].producer_group),
+        Column("checks", Text("times asked"), lambda row: row[1].checks, "number",
+            title=Text("by the broker, of the producer")),
+        Column("broker", Text("broker"), lambda row: row[0]),
     ]  # fmt: skip
     table = listing(
-        rows, columns, visit.query, sort="age", name="transactions", caption="Open half messages",
+        rows, columns, visit.query, sort="age", name="transactions", caption=Text("Open half messages"),
         search=lambda row: f"{row[1].topic} {row[1].producer_group} {row[1].message.message_id}",
     )  # fmt: skip
     if visit.query.get("format") == "csv":
@@ -104,10 +110,10 @@ async def transactions(visit: Visit) -> Answer:
         **table.data(),
         "given_up": given_up,
         "is_certain": all(found.is_certain for found in answers.done.values()),
-        "failed": {str(broker): str(error) for broker, error in answers.failed.items()},
+        "failed": {str(broker): said_by(error) for broker, error in answers.failed.items()},
     }
     chrome = {"table": table, "result": visit.query.get("resumed", "")}
-    return Page("transactions.html", "Transactions", data, command(visit, "message", "half"), chrome=chrome)
+    return Page("transactions.html", Text("Transactions"), data, command(visit, "message", "half"), chrome=chrome)
 
 
 async def _given_up(visit: Visit) -> list[dict[str, Any]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from downrange.model.errors import MQError
+from downrange.model.text import Text
 
 
 class SqlError(MQError):
     """This expression cannot be compiled. `position` counts characters from 1."""
 
-    def __init__(self, message: str, position: int) -> None:
+    def __init__(self, message: Text, position: int) -> None:
         self.position = position
-        super().__init__(f"position {position}: {message}")
+        super().__init__(Text("position {position}: {message}", position=position, message=message))

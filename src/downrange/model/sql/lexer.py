@@ -9,15 +9,16 @@ import re
 from typing import Final, NamedTuple
 
 from downrange.model.sql.errors import SqlError
+from downrange.model.text import Text
 
 KEYWORDS: Final = frozenset({"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS"})
 
 # Kinds of tokens; the kind of a keyword or a symbol is its own text.
-NAME: Final = "a name"
-INTEGER: Final = "an integer"
-DECIMAL: Final = "a decimal"
-STRING: Final = "a string"
-END: Final = "the end"
+NAME: Final = Text("a name")
+INTEGER: Final = Text("an integer")
+DECIMAL: Final = Text("a decimal")
+STRING: Final = Text("a string")
+END: Final = Text("the end")
 
 # A line comment must end with a newline: without one, `--` is two minus signs.
 _SKIPPED: Final = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*[\n\r]|/\*.*?\*/)*", re.DOTALL)
@@ -39,8 +40,13 @@ class Token(NamedTuple):
     text: str
     position: int
 
-    def __str__(self) -> str:
+    @property
+    def words(self) -> str:
+        """The token in an error."""
         return self.kind if self.kind == END else self.text
+
+    def __str__(self) -> str:
+        return self.words
 
 
 class Lexer:
@@ -76,11 +82,11 @@ class Lexer:
         skipped = _SKIPPED.match(self._text, at)
         return at if skipped is None else skipped.end()
 
-    def _complaint(self, start: int) -> str:
+    def _complaint(self, start: int) -> Text:
         if self._text[start] == "'":
-            return "this string has no closing quote"
+            return Text("this string has no closing quote")
         if self._text.startswith("/*", start):
-            return "this comment has no end"
+            return Text("this comment has no end")
         if self._text.startswith("!=", start):
-            return "unequal is written <>, not !="
-        return f"the character {self._text[start]!r} means nothing here"
+            return Text("unequal is written <>, not !=")
+        return Text("the character '{character}' means nothing here", character=repr(self._text[start])[1:-1])

@@ -38,6 +38,7 @@ from downrange.model.sql.tree import (
     TextSearch,
     is_condition,
 )
+from downrange.model.text import Text
 
 # An expression nested deeper than this would exhaust the stack when it is evaluated.
 MAX_DEPTH: Final = 100
@@ -133,7 +134,10 @@ class _Parser:
         if is_negated:
             operator = self.token
             if operator.kind not in ("BETWEEN", "IN") and not self._search():
-                raise SqlError(f"BETWEEN, IN or a text search is expected after NOT, not {operator}", operator.position)
+                raise SqlError(
+                    Text("BETWEEN, IN or a text search is expected after NOT, not {operator}", operator=operator.words),
+                    operator.position,
+                )
             self._advance()
         match operator.kind:
             case "BETWEEN":
@@ -155,12 +159,12 @@ class _Parser:
         inside = _compared(">=", left, low), _compared("<=", left, high)
         least, most = low.node, high.node
         if isinstance(least, Constant) and isinstance(most, Constant) and _number(most) < _number(least):
-            raise SqlError(f"nothing lies between {least} and {most}", low.position)
+            raise SqlError(Text("nothing lies between {least} and {most}", least=least, most=most), low.position)
         return _nested(And((inside[0].node, inside[1].node)), left.position, *inside)
 
     def _membership(self, left: Part, is_negated: bool) -> Part:
         if not isinstance(left.node, Property):
-            raise SqlError("only a property can be IN a list", left.position)
+            raise SqlError(Text("only a property can be IN a list"), left.position)
         self._expect("(")
         texts = [_unquoted(self._expect(STRING))]
         while self._accept(","):
@@ -185,7 +189,7 @@ class _Parser:
             return Part(_WORDS[kind], token.position)
         if kind in (STRING, INTEGER, DECIMAL):
             return Part(_literal(token), token.position)
-        raise SqlError(f"a value or a property is expected, not {token}", token.position)
+        raise SqlError(Text("a value or a property is expected, not {token}", token=token.words), token.position)
 
     def _nested_operand(self, token: Token) -> Part:
         match token.kind:
@@ -215,7 +219,9 @@ class _Parser:
 
     def _expect(self, kind: str) -> Token:
         if self.token.kind != kind:
-            raise SqlError(f"{kind} is expected, not {self.token}", self.token.position)
+            raise SqlError(
+                Text("{kind} is expected, not {token}", kind=kind, token=self.token.words), self.token.position
+            )
         return self._advance()
 
 
@@ -227,7 +233,7 @@ def _nested(node: Node, position: int, *inner: Part) -> Part:
 
 
 def _too_deep(position: int) -> SqlError:
-    return SqlError(f"the expression is nested more than {MAX_DEPTH} deep", position)
+    return SqlError(Text("the expression is nested more than {max_depth} deep", max_depth=MAX_DEPTH), position)
 
 
 def _condition(part: Part) -> Node:
@@ -235,31 +241,36 @@ def _condition(part: Part) -> Node:
         return part.node
     if isinstance(part.node, Property):
         return BareProperty(part.node.name)
-    raise SqlError("a condition is expected, and this is a value", part.position)
+    raise SqlError(Text("a condition is expected, and this is a value"), part.position)
 
 
 def _compared(operator: str, left: Part, right: Part) -> Part:
     for part in (left, right):
         node = part.node
         if is_condition(node):
-            what = node if isinstance(node, Constant) else "a condition"
-            raise SqlError(f"{what} cannot be compared by {operator}", part.position)
+            what = node if isinstance(node, Constant) else Text("a condition")
+            raise SqlError(Text("{what} cannot be compared by {operator}", what=what, operator=operator), part.position)
         if isinstance(node, Constant) and not node.kind.is_number:
-            raise SqlError(f"the string {node} cannot be compared by {operator}: only numbers can", part.position)
+            raise SqlError(
+                Text(
+                    "the string {node} cannot be compared by {operator}: only numbers can", node=node, operator=operator
+                ),
+                part.position,
+            )
     return _nested(Comparison(operator, left.node, right.node), left.position, left, right)
 
 
 def _check_equality(left: Part, right: Part) -> None:
     for part in (left, right):
         if part.node == NULL:
-            raise SqlError("NULL cannot be compared: write IS NULL or IS NOT NULL", part.position)
+            raise SqlError(Text("NULL cannot be compared: write IS NULL or IS NOT NULL"), part.position)
     if (
         isinstance(left.node, Constant)
         and isinstance(right.node, Constant)
         and left.node.kind is Kind.BOOLEAN
         and right.node.kind is not Kind.BOOLEAN
     ):
-        raise SqlError(f"{left.node} cannot be compared with {right.node}", left.position)
+        raise SqlError(Text("{left} cannot be compared with {right}", left=left.node, right=right.node), left.position)
 
 
 def _literal(token: Token) -> Constant:
@@ -268,14 +279,16 @@ def _literal(token: Token) -> Constant:
     if token.kind == DECIMAL:
         number = float(token.text)
         if math.isinf(number):
-            raise SqlError(f"{token} is too large", token.position)
+            raise SqlError(Text("{token} is too large", token=token.words), token.position)
         if number == 0:
             # RocketMQ compares with Double.MIN_VALUE as the smallest number; it is the smallest positive one.
-            raise SqlError(f"{token} is too small: a decimal must be greater than zero", token.position)
+            raise SqlError(
+                Text("{token} is too small: a decimal must be greater than zero", token=token.words), token.position
+            )
         return Constant(Kind.DOUBLE, number)
     digits = token.text.rstrip("lL")
     if len(digits) > len(str(_MAX_LONG)) or int(digits) > _MAX_LONG:
-        raise SqlError("an integer may have 64 bits, and this one has more", token.position)
+        raise SqlError(Text("an integer may have 64 bits, and this one has more"), token.position)
     value = int(digits)
     return Constant(Kind.INT if value <= _MAX_INT else Kind.LONG, value)
 
