@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from downrange.model.message import PhysicalOffset, QueueOffset
-from downrange.model.record import MAGIC_V1, MAGIC_V2, PHYSICAL_OFFSET_AT
+from downrange.model.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PHYSICAL_OFFSET_AT, SIZE_AND_MAGIC
 from downrange.store.bulk_replay import BulkReplay
 from downrange.store.checkpoint import Checkpoint
-from downrange.store.config import BrokerRole, StoreConfig
+from downrange.store.config import BLANK_SIZE, BrokerRole, StoreConfig
 from downrange.store.dispatcher import Dispatcher
 from downrange.store.files import Files
 from downrange.store.index.key_index import IndexQuery, KeyIndex
@@ -113,6 +113,9 @@ class Recovery:
         report.records = walk.records
         report.end_offset = walk.end
         self._cut(walk.end, walk.damage, report)
+        if self._writable:
+            for segment, at in walk.torn_blanks:
+                segment.mapping[at : at + BLANK_SIZE] = SIZE_AND_MAGIC.pack(segment.size - at, MAGIC_BLANK)
 
         last_timestamp = walk.last_timestamp
         self._log.last_store_timestamp = last_timestamp or self._last_known_timestamp()

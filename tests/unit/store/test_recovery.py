@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from downrange.clock import ManualClock
+from downrange.model.record import MAGIC_BLANK
 from downrange.store.checkpoint import DirectoryLock
 from downrange.store.errors import StoreError, StoreLocked
 from downrange.store.message_store import MessageStore
+from tests.support.checked_store import assert_clean
 from tests.support.stores import append
 from tests.unit.store.small_store import (
     NOW,
@@ -228,6 +230,21 @@ def test_a_blank_record_without_a_next_file_still_ends_its_file(tmp_path: Path) 
     with open_store(tmp_path) as store:
         assert store.max_offset == 4096
         assert put(store, b"next").physical_offset == 4096
+
+
+def test_the_size_of_a_blank_record_that_a_power_cut_took_is_written_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    sent = fill(store, 20)
+    first = tmp_path / "commitlog" / f"{0:020d}"
+    pull_the_plug(store)
+    before = first.read_bytes()
+    blank = before.rindex(MAGIC_BLANK.to_bytes(4, "big")) - 4
+    change(first, blank, bytes(4))
+    with open_store(tmp_path) as store:
+        assert bodies(store) == sent
+        put(store)
+    assert first.read_bytes() == before
+    assert_clean(tmp_path)
 
 
 def test_missing_queues_and_index_are_built_again(tmp_path: Path) -> None:

@@ -58,6 +58,9 @@ class Walk:
         self.end = start
         self.damage: str | None = None
         self.is_cut_short = False
+        self.torn_blanks: list[tuple[Segment, int]] = []
+        """Files that end with a blank record of a wrong size, and where in the file it lies. The size is in another
+        sector than the magic number, perhaps, and a power cut took it. Readers need the magic number only."""
         self.records = 0
         self.last_offset = PhysicalOffset(0)
         self.last_timestamp = 0
@@ -130,6 +133,8 @@ class Walk:
         size, magic = SIZE_AND_MAGIC.unpack_from(segment.mapping, at)
         if magic == MAGIC_BLANK:
             self.end = PhysicalOffset(segment.start + segment.size)
+            if size != segment.size - at:
+                self.torn_blanks.append((segment, at))
         elif size or magic:
             self.damage = reason
             is_cut_off = magic in (MAGIC_V1, MAGIC_V2) and size > limit - at
