@@ -25,8 +25,8 @@ from downrange.store.timer.timer_index import SlotChain
 
 log = logging.getLogger(__name__)
 
-# What one turn of the loop may do, for which senders have to wait. A usual message is one piece of work, and one more
-# for each KiB; the others take several times longer.
+# The most that `DueMessages` does in one turn of the loop, because senders wait meanwhile. A usual message is one piece
+# of work, and one more for each KiB; other messages take several times longer.
 _TURN_UNITS: Final = 5000
 _TURN_DELETES: Final = 200
 _TURN_WORK: Final = 1000

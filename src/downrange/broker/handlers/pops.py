@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import lru_cache, partial
 from time import perf_counter
 from typing import Final
@@ -11,6 +12,7 @@ from downrange.broker.pop.pop_reply import encode_found, encode_pops, pop_respon
 from downrange.broker.pop.popped import Popped, PopRequest, pop_filter
 from downrange.broker.pop.waiting import Waiter, wait_seconds
 from downrange.compiled import steps
+from downrange.model.errors import MQError
 from downrange.protocol.bodies.fields import encode_fields
 from downrange.protocol.bodies.pop import (
     PopMessageRequest,
@@ -31,6 +33,8 @@ from downrange.store.new_message import PutMessageStatus
 from downrange.transport.connection import Connection
 from downrange.transport.serving import encode_reply, error_reply, send_replies
 
+log = logging.getLogger(__name__)
+
 _POP: Final = int(RequestCode.POP_MESSAGE)
 _IS_COMPILED: Final = steps is not None
 _OK: Final = int(ResponseCode.SUCCESS)
@@ -43,12 +47,12 @@ _REMARKS: Final = {_OK: "FOUND", _NOTHING: "NO_MESSAGE_IN_QUEUE", _FULL: "POLLIN
 
 
 _Asked = tuple[Connection, int, int]
-"""Who asked for a pop, its opaque (_NO_REPLY if the peer wants none), and when the client sent it (0: it does not say
-so)."""
+"""One request for a pop: the connection that it came over, its opaque (_NO_REPLY if the client wants no reply), and the
+time at which the client sent it (0 if the request does not tell)."""
 
 
 class _Run:
-    """Pops that are leased together, and what is answered then."""
+    """Pops whose messages are leased together, and the answers to them."""
 
     __slots__ = ("asked", "began", "now", "others", "pops")
 
@@ -57,7 +61,7 @@ class _Run:
         self.began = perf_counter()
         self.asked: list[_Asked] = []
         self.pops: list[Popped] = []
-        """What each of them found."""
+        """The result of each pop in `asked`, in this order."""
         self.others: list[tuple[Connection, int, list[Buffer]]] = []
         """Answers to pops that are not carried out."""
 
@@ -109,7 +113,10 @@ class Pops:
         try:
             topic = self._receiving.check(request, asked[0][0].peer)
             pops = self._receiving.take(request, topic, run.now, len(asked))
+        except MQError:  # each of them gets its own answer
+            return False
         except Exception:
+            log.exception("pops could not be carried out together, trying one by one pops=%d", len(asked))
             return False
         self._add(run, asked, pops)
         return True

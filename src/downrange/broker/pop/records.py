@@ -141,7 +141,7 @@ class ReviveRecords:
         self._broker = _encode(broker_name)
         self._host = host
         self.texts: AllTexts = {}
-        """Those that were needed so far."""
+        """The texts of the topics and groups for which a record was made so far."""
 
     def checkpoint(self, lease: Lease, now: int) -> NewMessage:
         """The record that makes a lease last. Messages that were acknowledged already are left out."""

@@ -36,7 +36,7 @@ from downrange.store.timer.timer_index import TimedRecord, TimerIndex, TimerTopi
 
 log = logging.getLogger(__name__)
 
-# What one turn of the loop may do, for which senders have to wait, beside what `DueMessages` does.
+# The most that the timer itself does in one turn of the loop; `DueMessages` has limits of its own.
 _TURN_TAKEN: Final = 400
 _TURN_TICKS: Final = 20_000
 _BUSY_PAUSE_SECONDS: Final = 0.1
