@@ -72,8 +72,13 @@ def plan(files: Iterable[LakeFile], target_bytes: int) -> list[list[LakeFile]]:
     return [
         sorted(chosen, key=lambda file: (file.low["store_time"], file.path))
         for _, chosen in sorted(by_partition.items())
-        if len(chosen) > 1 or not _is_sorted(chosen[0])
+        if _gain(chosen)
     ]
+
+
+def _gain(files: list[LakeFile]) -> bool:
+    """Whether it is of use to rewrite these files together."""
+    return len(files) > 1 or not _is_sorted(files[0])
 
 
 def _is_sorted(file: LakeFile) -> bool:
@@ -86,7 +91,8 @@ def _runs(chosen: list[LakeFile], run_bytes: int) -> Iterator[list[LakeFile]]:
     for file in chosen:
         run.append(file)
         if sum(one.bytes for one in run) >= run_bytes or file is chosen[-1]:
-            yield run
+            if _gain(run):
+                yield run
             run = []
 
 
