@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @contextmanager
 def asked_rightly() -> Iterator[None]:
     """Turn errors about wrong input, and about an installation without Spark, into a UsageError."""
+    os.environ.setdefault("RUST_LOG", "off")  # the Delta library logs at length about errors that it also raises
     try:
         import deltalake  # noqa: F401
         import pyarrow  # noqa: F401

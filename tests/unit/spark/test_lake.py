@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -254,6 +255,18 @@ def test_an_object_store_that_refuses_is_told_in_one_line(s3: ObjectStore) -> No
         Lake.create("s3://no-such-bucket/lake", s3.options)
     assert len(str(told.value).splitlines()) == 1
     assert "\x1b" not in str(told.value)
+
+
+def test_an_object_store_without_credentials_says_how_to_give_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    with pytest.raises(LakeError, match=r"^s3://bucket/lake: no credentials: give them with --storage-option or in"):
+        Lake.open("s3://bucket/lake")
 
 
 def test_secrets_are_not_shown(s3: ObjectStore) -> None:

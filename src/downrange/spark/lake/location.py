@@ -201,4 +201,6 @@ def storage_errors(location: Location) -> Iterator[None]:
         if not isinstance(error, OSError | pa.ArrowException) and type(error).__module__ != "_internal":
             raise
         text = _QUERY.sub("?…", _DECORATION.sub(" ", str(error))).strip()
+        if "no credentials found" in text:  # a sentence for each place where the library has looked
+            text = "no credentials: give them with --storage-option or in the environment"
         raise LakeError(f"{location}: {text}") from error
