@@ -29,6 +29,7 @@ from downrange.client.consumer.push import AsyncPushConsumer
 from downrange.client.producer.send_result import SendStatus
 from downrange.protocol.bodies.groups import ConsumeFromWhere
 from downrange.transport.loop import run
+from tests.chaos.hasty_broker import LOCK_LIVES_SECONDS
 from tests.support.history import HistoryWriter
 
 TOPIC: Final = "chaos"
@@ -132,6 +133,9 @@ async def consume(namesrv: str, writer: HistoryWriter, group: str, stop: asyncio
         orderly=is_orderly,
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         pull_delay_when_exception_seconds=0.1,  # else a consumer would sleep through the short life of a broker
+        rebalance_seconds=2.0,
+        lock_renewal_seconds=3.0,
+        lock_lives_seconds=LOCK_LIVES_SECONDS / 2,
     )
     consumer = AsyncPushConsumer(group, config_of(namesrv), config, on_message=take)
     await consumer.subscribe(TOPIC)

@@ -29,6 +29,7 @@ _IMPORTED: Final = (
     "pydantic.types",
     "tests.chaos.clients",
     "tests.chaos.faulty_broker",
+    "tests.chaos.hasty_broker",
     "tests.support.transaction_sender",
     "uvloop",
     "zoneinfo",
