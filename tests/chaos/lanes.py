@@ -19,9 +19,10 @@ from typing import Final
 from downrange.transport.loop import run as run_loop
 from tests.chaos.row import Played, Round, Row
 from tests.sim.run import IN_MEMORY
+from tests.support.processes import Running
 
 LONGEST_SECONDS: Final = 3600
-START_SECONDS: Final = 2.0
+START_SECONDS: Final = 1.0
 """Between the starts of two rounds: each begins with several processes, which would all want the processor at once."""
 _FORK: Final = multiprocessing.get_context("fork")
 
@@ -31,6 +32,7 @@ def play(row: Row, seed: int, number: int, seconds_left: float) -> Played:
     parent = IN_MEMORY if row.in_memory and IN_MEMORY.is_dir() else None
     directory = Path(tempfile.mkdtemp(prefix="downrange-chaos-", dir=parent))
     round_ = Round(directory, random.Random(seed), number, seconds_left)
+    Running.forks = True
 
     async def whole() -> None:
         async with asyncio.timeout(LONGEST_SECONDS):

@@ -22,7 +22,7 @@ and that order is kept. `python -m tests.chaos.scorecard` makes this page from t
 `make chaos` runs all rows for an hour. `make chaos ROWS="1 7" MINUTES=10` runs two of them for ten minutes.
 `SCALE=0.01` stops at a hundredth of the asked figures. Each run goes on where the last one ended; `FRESH=1` begins
 anew. When a row finds something wrong, it stops and records the fault with the seed of the round. The exit code is then
-1. `python -m tests.chaos 7 --seed 4711` plays one round of row 7 with a seed. Up to eight rounds of a row run side by
+1. `python -m tests.chaos 7 --seed 4711` plays one round of row 7 with a seed. Up to twelve rounds of a row run side by
 side, because a round mostly waits. Rows 2, 3 and 8 need root. Rows 2 and 3 also need `mkfs.xfs`. A row that lacks what
 it needs is left out.
 """

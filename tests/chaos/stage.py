@@ -78,6 +78,24 @@ class Stage:
                 place += len(data)
                 found += data.count(b'"phase":"ok"')
 
+    async def rebalanced(self, members: Sequence[str], seconds: float = 60.0) -> None:
+        """Wait until each member has consumed some message since now, and they together some of each queue."""
+        places = {name: self.written(name) for name in members}
+        idle, queues = set(members), {f'"queue":"broker-a/{number}"'.encode() for number in range(QUEUES)}
+        try:
+            async with asyncio.timeout(seconds):
+                while idle or queues:
+                    await asyncio.sleep(0.02)
+                    for name in members:
+                        with (self._directory / f"{name}.jsonl").open("rb") as file:
+                            file.seek(places[name])
+                            data = file.read()
+                        places[name] += len(data)
+                        queues -= {queue for queue in queues if queue in data}
+                        idle -= {name} if data else set()
+        except TimeoutError:
+            raise AssertionError(f"nobody consumes {queues}, and {idle} nothing, after {seconds:g} s") from None
+
     async def kill(self, name: str) -> None:
         """kill -9; the history knows of it before anybody else can."""
         client = self.clients.pop(name)

@@ -12,12 +12,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
+
+from tests.support.forked import Forked, is_forkable
 
 DOWNRANGE = (sys.executable, "-m", "downrange.cli.main")
 
 
 class Running:
     """One process, of `downrange` unless told otherwise. Its output is read as it comes: it never blocks on a pipe."""
+
+    forks: ClassVar[bool] = False
+    """Whether Python programs are forked from a process that has imported them, for tests that start very many."""
 
     def __init__(
         self,
@@ -29,14 +35,20 @@ class Running:
         """`with_input`: the process has a standard input, which `end_input` ends."""
         self.output: list[str] = []
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  lives as long as the process
-        self._process = subprocess.Popen(
-            [*program, *arguments],
-            stdin=subprocess.PIPE if with_input else None,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-        )
+        command = [*program, *arguments]
+        known = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        self._process: subprocess.Popen[str] | Forked
+        if self.forks and is_forkable(command) and not with_input:
+            self._process = Forked(command, known, self._errors)
+        else:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE if with_input else None,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                env=known,
+            )
         self._news = threading.Condition()
         self._is_all_read = False
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -17,7 +17,8 @@ from tests.support.process_cluster import Server, broker_server
 from tests.support.processes import namesrv
 from tests.support.standalone_process import resident_bytes
 
-CYCLES: Final = 12
+CYCLES: Final = 40
+RATE: Final = 500
 MOST_MIB: Final = 256
 MIB: Final = 1 << 20
 PROGRAM: Final = (sys.executable, "-m", "tests.chaos.faulty_broker")
@@ -61,7 +62,7 @@ async def play(round_: Round) -> None:
         await broker.start()
         try:
             async with stage(directory, address, broker.address) as clients:
-                producer = await clients.start("produce", "2000")
+                producer = await clients.start("produce", str(RATE))
                 await clients.start("consume")
                 silences = [await _cycle(round_, disk, broker, clients, producer) for _ in range(CYCLES)]
                 await clients.end("produce")
@@ -82,7 +83,7 @@ async def play(round_: Round) -> None:
 async def _cycle(round_: Round, disk: Disk, broker: Server, clients: Stage, producer: str) -> tuple[int, int] | None:
     """One fault; of a failed sync the time from the failure to the death of the broker."""
     chance = round_.chance
-    await clients.acknowledged(producer, chance.randrange(1, 500))
+    await clients.acknowledged(producer, chance.randrange(1, RATE // 4))
     word = chance.choice(("fsync", "full", "slow"))
     before, silence = len(disk.errors()), None
     disk.tell(word)
@@ -121,5 +122,5 @@ ROW: Final = Row(
     play,
     "file operations of a broker with SYNC_FLUSH fail or take 0.3 s; after an fsync error the broker is killed and "
     "starts anew",
-    lanes=4,
+    lanes=8,
 )

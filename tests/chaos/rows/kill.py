@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from tests.chaos.row import Round, Row
@@ -10,9 +11,12 @@ from tests.support.checked_store import assert_clean
 from tests.support.process_cluster import broker_server
 from tests.support.processes import namesrv
 
-KILLS: Final = 25
-MOST_BYTES: Final = 1_500_000
-"""Of the producer's history between two kills: some five thousand sends, so that 2,000 kills have 5 million."""
+KILLS: Final = 50
+MOST_BYTES: Final = 300_000
+"""Of the producer's history from the moment that the consumer goes on to the next kill: some thousand messages."""
+LONG_DEATHS: Final = 0.05
+LONG_SECONDS: Final = 4.0
+"""Longer than a send waits: its producer gives up, and nobody knows whether the message is stored."""
 
 
 async def play(round_: Round) -> None:
@@ -23,14 +27,17 @@ async def play(round_: Round) -> None:
         await broker.start()
         try:
             async with stage(directory, address, broker.address) as clients:
-                producer = await clients.start("produce", "0")
-                await clients.start("consume")
+                producer = await clients.start("batches", "0")
+                consumer = await clients.start("consume")
                 for _ in range(KILLS):
+                    await clients.goes_on(consumer, 1)  # so that the next broker dies under a consumer, too
                     await clients.goes_on(producer, chance.randrange(MOST_BYTES))
                     await broker.kill()
+                    if chance.random() < LONG_DEATHS:
+                        await asyncio.sleep(LONG_SECONDS)
                     await broker.start()
                     round_.figures["kills"] += 1
-                await clients.end("produce")
+                await clients.end("batches")
                 await clients.until_consumed("consume")
                 await clients.end("consume")
                 await clients.audit([broker.address])
@@ -49,6 +56,7 @@ ROW: Final = Row(
     {"kills": 2_000, "acknowledged": 5_000_000},
     "nothing lost, nothing wrong",
     play,
-    "a producer with 32 sends at a time and a push consumer work; both ways to flush; `store check` in the end",
-    lanes=2,
+    "a producer with 32 sends at a time, half of them batches, and a push consumer work; one "
+    "broker of twenty stays dead for 4 s; both ways to flush; `store check` in the end",
+    lanes=3,
 )

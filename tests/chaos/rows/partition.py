@@ -20,7 +20,7 @@ async def play(round_: Round) -> None:
         async with replicated(round_, net) as (cluster, clients):
             hosts = dict(cluster.hosts)
             hosts["producer"], hosts["consumer"] = net.host(), net.host()
-            producer = await clients.start("produce", "100", prefix=hosts["producer"].program_prefix)
+            producer = await clients.start("produce", "50", prefix=hosts["producer"].program_prefix)
             await clients.start("consume", prefix=hosts["consumer"].program_prefix)
             for _ in range(PARTITIONS):
                 one, *others = chance.sample(list(hosts.values()), len(hosts))
@@ -32,7 +32,7 @@ async def play(round_: Round) -> None:
                 net.heal()
                 round_.figures["partitions"] += 1
                 await asyncio.sleep(chance.uniform(0, 2))
-            await clients.acknowledged(producer, 100)
+            await clients.acknowledged(producer, 50)
 
 
 ROW: Final = Row(
@@ -44,5 +44,6 @@ ROW: Final = Row(
     play,
     "five hosts are behind a router that loses packets, one or both ways, for 0.2 to 15 s; both replicas are read",
     missing=lambda: "" if may_make_networks() else MISSING,
-    lanes=8,
+    in_memory=True,
+    lanes=12,
 )

@@ -20,7 +20,7 @@ SHORTEST, LONGEST = 0.1, 60.0
 
 async def play(round_: Round) -> None:
     async with replicated(round_) as (cluster, clients):
-        producer = await clients.start("produce", "100")
+        producer = await clients.start("produce", "50")
         await clients.start("consume")
         servers = [server.process for server in (cluster.namesrv, cluster.master, cluster.slave) if server.process]
         processes = [*servers, *clients.clients.values()]
@@ -29,7 +29,7 @@ async def play(round_: Round) -> None:
             for number in range(AT_A_TIME):
                 chance = random.Random(round_.chance.random())
                 tasks.create_task(_stop_some(round_, processes[number::AT_A_TIME], chance))
-        await clients.acknowledged(producer, 100)
+        await clients.acknowledged(producer, 50)
 
 
 async def _stop_some(round_: Round, processes: Sequence[Running], chance: random.Random) -> None:
@@ -54,5 +54,6 @@ ROW: Final = Row(
     "nothing lost, nothing wrong",
     play,
     "name server, master, slave, producer and consumer are stopped, two of them at a time; both replicas are read",
-    lanes=8,
+    in_memory=True,
+    lanes=12,
 )

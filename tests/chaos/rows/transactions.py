@@ -7,8 +7,8 @@ from typing import Final
 from tests.chaos.row import Round, Row
 from tests.support.transaction_torture import survive
 
-TRANSACTIONS: Final = 2_000
-BROKER_DEATHS: Final = 8
+TRANSACTIONS: Final = 5_000
+BROKER_DEATHS: Final = 20
 
 
 async def play(round_: Round) -> None:
