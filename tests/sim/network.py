@@ -180,7 +180,8 @@ class SimTransport(asyncio.Transport):
             self._take([])
 
     def _take(self, items: list[Any]) -> None:
-        if len(items) == 1 and type(items[0]) is bytes and not self._inbox and self._is_open:
+        is_held_up = self._inbox or self._is_paused or self._is_closing or self.is_lost or self._protocol is None
+        if not is_held_up and len(items) == 1 and type(items[0]) is bytes:
             self._feed(items[0])
             return
         self._inbox += items
@@ -198,11 +199,6 @@ class SimTransport(asyncio.Transport):
                 self._feed(data)
             else:
                 self._end(self._inbox.pop(0))
-
-    @property
-    def _is_open(self) -> bool:
-        """Whether the protocol takes bytes now."""
-        return not (self._is_paused or self._is_closing or self.is_lost or self._protocol is None)
 
     def _feed(self, data: bytes) -> None:
         peer = self.peer
