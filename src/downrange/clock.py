@@ -20,6 +20,21 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
 
+async def sleep_or_set(clock: Clock, seconds: float, event: asyncio.Event) -> None:
+    """Sleep until the time is over or `event` is set. Either way it is set afterwards."""
+
+    def ring(alarm: asyncio.Future[None]) -> None:
+        if not alarm.cancelled():
+            event.set()
+
+    alarm = asyncio.ensure_future(clock.sleep(seconds))
+    alarm.add_done_callback(ring)
+    try:
+        await event.wait()
+    finally:
+        alarm.cancel()
+
+
 class SystemClock:
     """The machine's clock."""
 

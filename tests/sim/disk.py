@@ -22,6 +22,13 @@ SECTOR: Final = 512
 TORN: Final = 64
 WRITTEN_IN_PLACE: Final = "timercheck"
 """The one file of the directory `config` that is no table: it is written in place, and not replaced."""
+TEMPORARY: Final = ".tmp"
+"""A new version of a table is written under such a name."""
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def is_table(path: Path) -> bool:
@@ -41,8 +48,8 @@ class Disk:
         self._synced_names: dict[str, list[str]] = {}
         """The names in each directory at its last sync."""
         self._safe_tables: dict[str, bytes] = {}
-        self._replaced: set[str] = set()
-        """The tables that are not what they were at the last sync of their directory."""
+        self._replaced: dict[str, bytes | None] = {}
+        """The tables that are not what they were at the last sync of their directory. None: read the file."""
         self.fails_to_sync = False
         self.is_full = False
         self.was_faulty = False
@@ -71,26 +78,30 @@ class Disk:
 
     def names_synced(self, path: str) -> None:
         self.may_sync()
-        names = os.listdir(path)
+        if path.endswith("/config"):
+            self._sync_tables(path)
+            names = [WRITTEN_IN_PLACE] if os.path.exists(f"{path}/{WRITTEN_IN_PLACE}") else []
+        else:
+            names = os.listdir(path)
         if self._synced_names.get(path) != names:
             self._synced_names[path] = names
             self._safe_names.update([f"{path}/{name}" for name in names])
             self._safe_names.add(path)
-        if path.endswith("/config"):
-            self._sync_tables(path)
 
     def _sync_tables(self, path: str) -> None:
-        for name in self._replaced:
+        for name, content in self._replaced.items():
             try:
-                with open(f"{path}/{name}", "rb", buffering=0) as file:
-                    self._safe_tables[name] = file.read()
+                self._safe_tables[name] = _read(f"{path}/{name}") if content is None else content
             except FileNotFoundError:
                 self._safe_tables.pop(name, None)
         self._replaced.clear()
 
-    def replaced(self, *paths: str) -> None:
+    def replaced(self, source: str, target: str) -> None:
         """A file has a new name. Tables come and go in no other way."""
-        self._replaced.update(map(os.path.basename, paths))
+        old, new = os.path.basename(source), os.path.basename(target)
+        is_written = old.endswith(TEMPORARY)
+        self._replaced[new] = None if is_written else self._replaced.get(old, self._safe_tables.get(old))
+        self._replaced[old] = None
 
     def all_synced(self) -> None:
         for path in sorted(self.root.rglob("*")):

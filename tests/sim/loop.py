@@ -17,6 +17,8 @@ from contextvars import Context, copy_context
 from heapq import heappop, heappush
 from typing import Any, Final
 
+import msgspec
+
 from tests.sim.process import CURRENT, Process, State
 
 TURN_SECONDS: Final = 1e-6
@@ -29,21 +31,22 @@ class NothingToDo(RuntimeError):
     """Every task waits for something that will never come."""
 
 
-class Handle(list[Any]):
-    """A callback that waits for its turn: [callback, arguments, context]. If it was cancelled, the callback is None.
+class Handle(msgspec.Struct, eq=False):
+    """A callback that waits for its turn. If it was cancelled, the callback is None.
 
-    It stands for `asyncio.Handle`. A list takes a fraction of the time to make.
+    It stands for `asyncio.Handle`, and takes a fraction of the time to make.
     """
 
-    __slots__ = ()
-    __hash__ = object.__hash__  # type: ignore[assignment]
+    callback: Callable[..., Any] | None
+    arguments: tuple[Any, ...]
+    context: Context
 
     def cancel(self) -> None:
         """It is dropped when its turn comes."""
-        self[0] = None
+        self.callback = None
 
     def cancelled(self) -> bool:
-        return self[0] is None
+        return self.callback is None
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -67,7 +70,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- when callbacks run -------------------------------------------------------------------------------------
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> Handle:  # type: ignore[override]
-        handle = Handle((callback, args, copy_context() if context is None else context))
+        handle = Handle(callback, args, copy_context() if context is None else context)
         self._soon.append(handle)
         return handle
 
@@ -76,7 +79,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Handle:
-        handle = Handle((callback, args, copy_context() if context is None else context))
+        handle = Handle(callback, args, copy_context() if context is None else context)
         self._count += 1
         heappush(self._timers, (when, self._count, handle))
         return handle
@@ -84,10 +87,14 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Handle:
-        handle = Handle((callback, args, copy_context() if context is None else context))
+        handle = Handle(callback, args, copy_context() if context is None else context)
+        self.run_later(delay, handle)
+        return handle
+
+    def run_later(self, delay: float, handle: Handle) -> None:
+        """As `call_later`. Whoever has a handle already may use it again and again."""
         self._count += 1
         heappush(self._timers, (self._now + delay, self._count, handle))
-        return handle
 
     def run_forever(self) -> None:
         hooks = sys.get_asyncgen_hooks()
@@ -107,7 +114,7 @@ class SimLoop(asyncio.BaseEventLoop):
         timers, soon = self._timers, self._soon
         while not self._stopping:
             if not soon:
-                while timers and timers[0][2][0] is None:
+                while timers and timers[0][2].callback is None:
                     heappop(timers)
                 if not timers:
                     raise NothingToDo(f"no task can go on at {self._now:.3f} s")
@@ -119,22 +126,23 @@ class SimLoop(asyncio.BaseEventLoop):
                 soon.append(heappop(timers)[2])
             for _ in range(len(soon)):
                 handle = soon.popleft()
-                callback, arguments, context = handle
+                callback = handle.callback
                 if callback is None:
                     continue
+                context = handle.context
                 process = context.get(CURRENT)
                 if process is not None and not process.is_at_full_speed:
                     self._hold_up(process, handle)
                     continue
                 try:
-                    context.run(callback, *arguments)
+                    context.run(callback, *handle.arguments)
                 except Exception as error:
                     self._tell_error(handle, error)
             self._now += TURN_SECONDS
 
     def _tell_error(self, handle: Handle, error: Exception) -> None:
-        callback, _, context = handle
-        context.run(self.call_exception_handler, {"message": f"error in {callback}", "exception": error})
+        message = f"error in {handle.callback}"
+        handle.context.run(self.call_exception_handler, {"message": message, "exception": error})
 
     def _hold_up(self, process: Process, handle: Handle) -> None:
         """A callback of a process that does not run at full speed."""
@@ -145,14 +153,14 @@ class SimLoop(asyncio.BaseEventLoop):
             self.call_at(process.free_at, self._run_late, process, handle, context=self._no_process)
 
     def _run_late(self, process: Process, handle: Handle) -> None:
-        callback, arguments, context = handle
+        callback = handle.callback
         if callback is None or process.state is State.DEAD:
             return
         if process.state is State.STOPPED:
             process.held.append(handle)
             return
         try:
-            context.run(callback, *arguments)
+            handle.context.run(callback, *handle.arguments)
         except Exception as error:
             self._tell_error(handle, error)
 
@@ -194,31 +202,27 @@ class SimLoop(asyncio.BaseEventLoop):
         """There is only one thread."""
 
 
-class Sleep:
-    """A future that is done after some seconds.
+class Sleep(Handle, eq=False):
+    """A future that is done after some seconds, and the handle of the timer that says so.
 
     The loop calls whoever waits for it when the time has come. `asyncio.sleep` takes a coroutine, a future and another
     turn of the loop for that.
     """
 
-    __slots__ = ("_asyncio_future_blocking", "_callbacks", "_ends_at", "_handle", "_is_cancelled", "_loop", "_number")
-
-    def __init__(self, loop: SimLoop, seconds: float) -> None:
-        self._loop = loop  # asyncio reads it, too: there is no `get_loop` that it could call
-        self._asyncio_future_blocking = False
-        self._callbacks: list[tuple[Callable[[Any], Any], Context]] | None = None
-        """Who waits, if that is not the only one whom the timer itself calls."""
-        self._is_cancelled = False
-        self._ends_at = ends_at = loop._now + seconds
-        self._handle = handle = Handle((_nobody, (), loop._no_process))
-        self._number = loop._count = loop._count + 1
-        heappush(loop._timers, (ends_at, self._number, handle))
+    _loop: SimLoop
+    """asyncio reads it, too: there is no `get_loop` that it could call."""
+    _ends_at: float
+    _number: int
+    _asyncio_future_blocking: bool = False
+    _is_cancelled: bool = False
+    _waiting: list[tuple[Callable[[Any], Any], Context]] | None = None
+    """Who waits, if that is not the only one whom the timer itself calls."""
 
     def __hash__(self) -> int:
         return self._number
 
     def __await__(self) -> Generator[Sleep, None, None]:
-        if not self.done():
+        if self._loop._now < self._ends_at and not self._is_cancelled:
             self._asyncio_future_blocking = True
             yield self
         if self._is_cancelled:
@@ -231,47 +235,56 @@ class Sleep:
         return self._is_cancelled
 
     def result(self) -> None:
+        self.arguments = ()  # nothing collects an object that holds itself
         if self._is_cancelled:
             raise asyncio.CancelledError
 
     exception = result
 
-    def cancel(self, msg: object = None) -> bool:
+    def cancel(self, msg: object = None) -> bool:  # type: ignore[override]
         if self.done():
             return False
         self._is_cancelled = True
         self._tell()
-        self._handle.cancel()
+        self.callback = None
         return True
 
     def add_done_callback(self, callback: Callable[[Any], Any], *, context: Context | None = None) -> None:
         if context is None:
             context = copy_context()
-        handle = self._handle
         if self.done():
             self._loop.call_soon(callback, self, context=context)
-        elif handle[0] is _nobody:
-            handle[:] = callback, (self,), context
+        elif self.callback is _nobody:
+            self.callback, self.arguments, self.context = callback, (self,), context
         else:
-            self._callbacks = [*self._waiting(), (callback, context)]
-            handle[:] = self._tell, (), context
+            self._waiting = [*self._all_waiting(), (callback, context)]
+            self.callback, self.arguments, self.context = self._tell, (), context
 
     def remove_done_callback(self, callback: Callable[[Any], Any]) -> int:
-        waiting = self._waiting()
-        self._callbacks = [one for one in waiting if one[0] != callback]
-        self._handle[:] = self._tell, (), self._handle[2]
-        return len(waiting) - len(self._callbacks)
+        waiting = self._all_waiting()
+        self._waiting = [one for one in waiting if one[0] != callback]
+        self.callback, self.arguments = self._tell, ()
+        return len(waiting) - len(self._waiting)
 
-    def _waiting(self) -> list[tuple[Callable[[Any], Any], Context]]:
-        if self._callbacks is not None:
-            return self._callbacks
-        callback, _, context = self._handle
-        return [] if callback is _nobody else [(callback, context)]
+    def _all_waiting(self) -> list[tuple[Callable[[Any], Any], Context]]:
+        if self._waiting is not None:
+            return self._waiting
+        callback = self.callback
+        return [] if callback is None or callback is _nobody else [(callback, self.context)]
 
     def _tell(self) -> None:
-        waiting, self._callbacks = self._waiting(), []
+        waiting, self._waiting = self._all_waiting(), []
         for callback, context in waiting:
             self._loop.call_soon(callback, self, context=context)
+
+
+def sleep(loop: SimLoop, seconds: float) -> Sleep:
+    """Begin to sleep."""
+    loop._count = number = loop._count + 1
+    ends_at = loop._now + seconds
+    begun = Sleep(_nobody, (), loop._no_process, loop, ends_at, number)
+    heappush(loop._timers, (ends_at, number, begun))
+    return begun
 
 
 def _nobody() -> None:

@@ -17,7 +17,7 @@ from contextvars import Context, copy_context
 from math import log
 from typing import Any, Final
 
-from tests.sim.loop import SimLoop
+from tests.sim.loop import Handle, SimLoop
 from tests.sim.process import Machine, Process, State, current
 
 HIGH_WATER: Final = 64 * 1024
@@ -100,6 +100,7 @@ class SimTransport(asyncio.Transport):
         self._is_buffered = False
         self._outbox: list[Any] = []
         self._is_on_way = False
+        self._arrival = Handle(self._arrive, (), network.context)
         self._unsent = 0
         self._high, self._low = HIGH_WATER, LOW_WATER
         self._is_full = False
@@ -141,10 +142,11 @@ class SimTransport(asyncio.Transport):
     def send_outbox(self) -> None:
         """Put what is waiting on its way, unless the direction is blocked or something is on its way already."""
         network = self.network
-        here, there = self.process.machine, self.peer.process.machine
-        if self._outbox and not self._is_on_way and (here, there) not in network.blocked:
+        if not self._outbox or self._is_on_way:
+            return
+        if not network.blocked or not network.is_blocked(self.process.machine, self.peer.process.machine):
             self._is_on_way = True
-            network.loop.call_later(network.latency(), self._arrive, context=network.context)
+            network.loop.run_later(network.latency(), self._arrival)
 
     def _arrive(self) -> None:
         self._is_on_way = False
@@ -178,7 +180,8 @@ class SimTransport(asyncio.Transport):
             self._take([])
 
     def _take(self, items: list[Any]) -> None:
-        if len(items) == 1 and type(items[0]) is bytes and not self._inbox and self._is_open:
+        is_held_up = self._inbox or self._is_paused or self._is_closing or self.is_lost or self._protocol is None
+        if not is_held_up and len(items) == 1 and type(items[0]) is bytes:
             self._feed(items[0])
             return
         self._inbox += items
@@ -197,11 +200,6 @@ class SimTransport(asyncio.Transport):
             else:
                 self._end(self._inbox.pop(0))
 
-    @property
-    def _is_open(self) -> bool:
-        """Whether the protocol takes bytes now."""
-        return not (self._is_paused or self._is_closing or self.is_lost or self._protocol is None)
-
     def _feed(self, data: bytes) -> None:
         peer = self.peer
         peer._unsent -= len(data)
@@ -209,17 +207,16 @@ class SimTransport(asyncio.Transport):
             peer._go_on_writing()
         chance = self.network.chance
         cut = chance.randrange(len(data)) if chance.random() < CUT_SHARE else 0
+        receive: Callable[[bytes], None] = self._fill if self._is_buffered else self._protocol.data_received  # type: ignore[union-attr]
         if cut:
-            self._feed_part(data[:cut])
+            receive(data[:cut])
             data = data[cut:]
         if not self.is_lost:
-            self._feed_part(data)
+            receive(data)
 
-    def _feed_part(self, data: bytes) -> None:
+    def _fill(self, data: bytes) -> None:
+        """Put bytes into the buffer of a `BufferedProtocol`."""
         protocol: Any = self._protocol
-        if not self._is_buffered:
-            protocol.data_received(data)
-            return
         rest = memoryview(data)
         while rest and not self.is_lost:
             buffer = memoryview(protocol.get_buffer(-1))

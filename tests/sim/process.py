@@ -40,7 +40,7 @@ class Machine:
 class SimClock:
     """A machine's clock: `step_millis` is how far its wall clock is from the true time."""
 
-    def __init__(self, loop: SimLoop, sleep: type[Sleep]) -> None:
+    def __init__(self, loop: SimLoop, sleep: Callable[[SimLoop, float], Sleep]) -> None:
         self._loop = loop
         self.step_millis = 0
         self.sleep: Callable[[float], Any] = partial(sleep, loop)

@@ -6,6 +6,7 @@ Meant for a process of its own that ends with the run (`tests.sim.run` forks one
 from __future__ import annotations
 
 import asyncio
+import encodings.idna  # noqa: F401  host names need it: else every seed would import it anew
 import gc
 import itertools
 import os
@@ -163,7 +164,7 @@ def _number_hashes(loop: SimLoop) -> None:
         return self._sim_number  # type: ignore[no-any-return]
 
     asyncio.tasks._all_tasks.add = loop.kept.append  # type: ignore[attr-defined]  # instead of a set of weak references
-    loop.set_task_factory(lambda loop, coro, **options: Task(coro, loop=loop, **options))
+    loop.create_task = partial(Task, loop=loop)  # type: ignore[method-assign]
     loop.create_future = partial(Future, loop=loop)  # type: ignore[method-assign]
     Connection.__hash__ = numbered  # type: ignore[method-assign]
     master.SlaveLink.__hash__ = numbered  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sim.loop import SimLoop, Sleep
+from tests.sim.loop import SimLoop, sleep
 from tests.sim.network import Listening, Network, SimAcceptor, SimTransport
 from tests.sim.process import Machine, Process, SimClock
 
@@ -39,7 +39,7 @@ class Pair:
         self.accepted: list[SimTransport] = []
 
     def _process(self, name: str) -> Process:
-        machine = Machine(name, f"10.0.0.{len(self.network.machines) + 1}", SimClock(self.loop, Sleep))
+        machine = Machine(name, f"10.0.0.{len(self.network.machines) + 1}", SimClock(self.loop, sleep))
         self.network.machines[machine.address] = machine
         return Process(name, machine, self.loop)
 

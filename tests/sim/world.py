@@ -16,7 +16,7 @@ from downrange.store.recovery import RecoveryReport
 from downrange.transport.connection import Connection
 from tests.sim import seams
 from tests.sim.disk import Disk
-from tests.sim.loop import SimLoop, Sleep
+from tests.sim.loop import SimLoop, sleep
 from tests.sim.network import Network, SimTransport
 from tests.sim.process import CURRENT, Machine, Process, SimClock, current
 from tests.support.history import Event
@@ -44,7 +44,7 @@ class World:
         self._record_ends()
 
     def machine(self, name: str, *, has_disk: bool = False) -> Machine:
-        machine = Machine(name, f"10.0.0.{len(self.network.machines) + 1}", SimClock(self.loop, Sleep))
+        machine = Machine(name, f"10.0.0.{len(self.network.machines) + 1}", SimClock(self.loop, sleep))
         self.network.machines[machine.address] = machine
         if has_disk:
             self.disks[name] = Disk(self._directory / name, random.Random(f"{self.seed} disk {name}"))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from downrange.clock import ManualClock
+from downrange.clock import ManualClock, sleep_or_set
 
 
 async def test_a_manual_clock_wakes_sleepers_in_the_order_of_their_times() -> None:
@@ -48,3 +48,19 @@ async def test_a_clock_set_by_hand_wakes_nobody() -> None:
     await asyncio.sleep(0)
     assert not sleeper.done()
     sleeper.cancel()
+
+
+async def test_a_sleep_ends_when_its_event_is_set_or_its_time_is_over() -> None:
+    clock, event = ManualClock(), asyncio.Event()
+    sleeping = asyncio.create_task(sleep_or_set(clock, 5, event))
+    await asyncio.sleep(0)
+    event.set()
+    await sleeping
+    assert clock.sleeping == []
+    event.clear()
+    sleeping = asyncio.create_task(sleep_or_set(clock, 5, event))
+    while not clock.sleeping:
+        await asyncio.sleep(0)
+    await clock.advance(5)
+    await sleeping
+    assert event.is_set()

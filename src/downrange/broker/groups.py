@@ -195,5 +195,7 @@ class CommittedOffsets(SavedTable):
         """Replace our offsets by those of a master, where it has any."""
         for name, offsets in table.offset_table.items():
             topic, _, group = name.partition("@")
-            self._table[topic, group].update(offsets)
-        self.mark_unsaved()
+            ours = self._table[topic, group]
+            if not offsets.items() <= ours.items():
+                ours.update(offsets)
+                self.mark_unsaved()

@@ -33,6 +33,9 @@ LARGE: Final = SIZE_BOUNDS[0]  # from here on a message is not in the first buck
 DELAY_SECONDS_BOUNDS: Final = (60, 600, 3600, 12 * 3600, 24 * 3600, 3 * 24 * 3600)
 
 _LATENCY_TICKS: Final = 60
+_SHORTEST_WINDOW: Final = 10
+_QUARTER_MILLIS: Final = 15 * 60 * 1000
+"""In every time zone midnight is at the end of a quarter of an hour."""
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 
@@ -86,6 +89,7 @@ class Statistics:
         self._cluster = cluster
         self._day_of = day_of
         self._day = day_of(now)
+        self._quarter = now // _QUARTER_MILLIS
         self._puts: Tallies[str, PutTally] = Tallies(PutTally)
         self._gets: Tallies[tuple[str, str], Tally] = Tallies(Tally)
         self._sent_back: Tallies[tuple[str, str], Tally] = Tallies(Tally)
@@ -95,7 +99,7 @@ class Statistics:
         self.new_puts = 0
         """Messages that were stored and not asked for yet."""
         self._get_tallies = self._gets.by_key
-        self._windows = (Window(10, 7, now), Window(600, 7, now), Window(3600, 25, now))
+        self._windows = (Window(_SHORTEST_WINDOW, 7, now), Window(600, 7, now), Window(3600, 25, now))
         self._seconds = SecondSamples()
         self._ticks = 0
         self.latencies = PutLatencies()
@@ -200,14 +204,17 @@ class Statistics:
         self._seconds.add(SecondSample(now, self.put_messages, self.found_gets, self.missed_gets, self.got_messages))
         if self._ticks % _LATENCY_TICKS == 0:
             self.latencies.end_minute()
-        for number, window in enumerate(self._windows):
-            # By ticks, not by the wall clock: that one may jump.
+        # By ticks, not by the wall clock: that one may jump.
+        windows = self._windows if self._ticks % _SHORTEST_WINDOW == 0 else ()
+        for number, window in enumerate(windows):
             if self._ticks % window.every_seconds == 0:
                 window.times.append(now)
                 self._count_puts()
                 for tallies in (self._puts, self._gets, self._sent_back):
                     tallies.sample(number, window.kept)
-        self._pass_midnight(self._day_of(now))
+        if now // _QUARTER_MILLIS != self._quarter:
+            self._quarter = now // _QUARTER_MILLIS
+            self._pass_midnight(self._day_of(now))
 
     def _pass_midnight(self, day: int) -> None:
         if day > self._day:

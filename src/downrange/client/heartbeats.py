@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from downrange.client.per_server import PerServer, ask_each
-from downrange.clock import Clock
+from downrange.clock import Clock, sleep_or_set
 from downrange.protocol.bodies.body import encode_body
 from downrange.protocol.bodies.groups import ConsumerData, HeartbeatData, ProducerData, UnregisterClientRequest
 from downrange.protocol.codes import RequestCode
@@ -92,13 +92,7 @@ class Heartbeats:
         """Beat for ever: at once when due, and every period."""
         while True:
             await self.beat()
-            pause = asyncio.ensure_future(self._clock.sleep(self._period_seconds))
-            due = asyncio.ensure_future(self._due.wait())
-            try:
-                await asyncio.wait((pause, due), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                pause.cancel()
-                due.cancel()
+            await sleep_or_set(self._clock, self._period_seconds, self._due)
 
     async def _leave(self, header: UnregisterClientRequest, *, masters_only: bool) -> None:
         outcomes = await self._tell(request(RequestCode.UNREGISTER_CLIENT, header), masters_only)

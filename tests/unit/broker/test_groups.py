@@ -163,3 +163,6 @@ def test_a_master_s_offsets_lie_over_ours(open_offsets: OpenOffsets) -> None:
     offsets.commit("t", "g", 1, 2)
     offsets.merge(ConsumerOffsets(offset_table={"t@g": {1: 9}, "u@g": {0: 3}}))
     assert offsets.table().offset_table == {"t@g": {0: 1, 1: 9}, "u@g": {0: 3}}
+    offsets.save()
+    offsets.merge(ConsumerOffsets(offset_table={"t@g": {1: 9}, "u@g": {0: 3}}))
+    assert offsets.prepare_save() is None, "nothing changed"

@@ -22,6 +22,7 @@ from downrange.broker.delayed import stored_text
 from downrange.broker.pop.leases import Lease, LeaseKey, bits_of
 from downrange.broker.pop.records import REVIVE_QUEUES, Acknowledged, OrderBody, came_by_timer, read_record
 from downrange.broker.pop.state import PopState
+from downrange.clock import sleep_or_set
 from downrange.model import properties as names
 from downrange.model.properties import decode_properties
 from downrange.model.record import CorruptRecord
@@ -179,13 +180,7 @@ class Revival:
             if seconds <= 0:
                 await asyncio.sleep(0)
                 continue
-            alarm = asyncio.ensure_future(self._clock.sleep(seconds))
-            waiting = asyncio.ensure_future(wanted.wait())
-            try:
-                await asyncio.wait((alarm, waiting), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                alarm.cancel()
-                waiting.cancel()
+            await sleep_or_set(self._clock, seconds, wanted)
 
     def revive(self) -> float:
         """End leases that are due, as many as one turn may; return the seconds until more are due."""

@@ -17,7 +17,7 @@ from typing import Final
 from downrange.broker.delayed import delivered
 from downrange.broker.json_file import JsonFile, SavedTable
 from downrange.broker.message_writer import MessageWriter
-from downrange.clock import Clock
+from downrange.clock import Clock, sleep_or_set
 from downrange.model.message import TopicQueue
 from downrange.model.record import CorruptRecord
 from downrange.model.topics import SCHEDULE_TOPIC
@@ -116,8 +116,9 @@ class DelayService(SavedTable):
 
     def take_over(self, table: DelayOffsets) -> None:
         """Take the offsets of a master, so that this slave can replace it some day."""
-        self._offsets = dict(table.offset_table)
-        self.mark_unsaved()
+        if self._offsets != table.offset_table:
+            self._offsets = dict(table.offset_table)
+            self.mark_unsaved()
 
     def follow(self, offsets: Mapping[int, int]) -> None:
         """Take the offsets of the levels at which a master delivered messages."""
@@ -183,23 +184,9 @@ class DelayService(SavedTable):
             self._wanted.clear()
             seconds = self.deliver()
             if seconds > 0:
-                await self._pause(seconds)
+                await sleep_or_set(self._clock, seconds, self._wanted)
             else:
                 await asyncio.sleep(0)
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleep until the time is over or `wake` is called."""
-
-        def ring(alarm: asyncio.Task[None]) -> None:
-            if not alarm.cancelled():
-                self._wanted.set()
-
-        alarm = asyncio.ensure_future(self._clock.sleep(seconds))
-        alarm.add_done_callback(ring)
-        try:
-            await self._wanted.wait()
-        finally:
-            alarm.cancel()
 
     # --- delivering ---------------------------------------------------------------------------------------------
 
@@ -208,18 +195,19 @@ class DelayService(SavedTable):
         now, monotonic = self._clock.now(), self._clock.monotonic()
         while self._grown:
             self._look_at_first(self._levels[self._grown.pop()])
-        ready = [level for level in self._levels if self._seconds_until(level, now, monotonic) <= 0]
+        ready = [level for level, seconds in self._waits(now, monotonic) if seconds <= 0]
         for level in ready:
             self._deliver_level(level, now, _TURN_MESSAGES // len(ready), _TURN_BYTES // len(ready))
-        soonest = min(self._seconds_until(level, now, monotonic) for level in self._levels)
+        soonest = min([seconds for _, seconds in self._waits(now, monotonic)], default=_LONGEST_PAUSE_SECONDS)
         return 0.0 if soonest <= 0 else min(max(soonest, _SHORTEST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
 
-    def _seconds_until(self, level: DelayLevel, now: int, monotonic: float) -> float:
-        due = level.due_millis
-        if due is None:
-            return _LONGEST_PAUSE_SECONDS
-        waits = 0.0 if level.is_due(due, now) else (due - now) / 1000
-        return max(waits, level.retry_at - monotonic)
+    def _waits(self, now: int, monotonic: float) -> list[tuple[DelayLevel, float]]:
+        """The levels that have messages, each with the seconds until its first one is due."""
+        return [
+            (level, max(0.0 if level.is_due(due, now) else (due - now) / 1000, level.retry_at - monotonic))
+            for level in self._levels
+            if (due := level.due_millis) is not None
+        ]
 
     def _deliver_level(self, level: DelayLevel, now: int, max_messages: int, max_bytes: int) -> None:
         offset = self._offsets.get(level.number, 0)

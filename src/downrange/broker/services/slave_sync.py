@@ -9,7 +9,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar, cast
+
+import msgspec
 
 from downrange.broker.pop.assignment import RequestModes
 from downrange.broker.replication.lineage import check_lineage
@@ -34,6 +36,8 @@ from downrange.transport.pool import Pool
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 _PERIOD_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
 _TIMEOUT_SECONDS: Final = 3.0
@@ -54,6 +58,8 @@ class SlaveSync:
     """Whether topics were made from messages. Our data version then equals the master's only by chance."""
     _told: ConsumerOffsets | None = field(init=False, default=None)
     """The committed offsets that the master sent last."""
+    _read: dict[RequestCode, tuple[bytes, msgspec.Struct]] = field(init=False, default_factory=dict)
+    """The tables that the master sent last, as bytes and as values."""
     journal: TableJournal | None = field(init=False, default=None)
     """Applies the changes that are in the log, under a controller."""
     copy_accounts: Callable[[str], Awaitable[None]] | None = field(init=False, default=None)
@@ -110,16 +116,14 @@ class SlaveSync:
             return False
         applied = 0 if self.journal is None else self.journal.applied
         has_guessed, self._has_guessed = self._has_guessed, False
-        topics = decode_body(TopicConfigTable, await self._ask(master, RequestCode.GET_ALL_TOPIC_CONFIG))
+        topics = await self._table(master, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         if has_guessed or topics.data_version != self._tables.topics.data_version:
             self._tables.topics.replace_all(topics)
-        groups = decode_body(
-            SubscriptionGroupTable, await self._ask(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        )
+        groups = await self._table(master, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, SubscriptionGroupTable)
         if groups.data_version != self._tables.groups.data_version:
             self._tables.groups.replace_all(groups)
         await self._sync_offsets(master)
-        delays = decode_body(DelayOffsets, await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET))
+        delays = await self._table(master, RequestCode.GET_ALL_DELAY_OFFSET, DelayOffsets)
         if self.journal is None or not self.journal.is_used:
             self._delay.take_over(delays)
         await self._sync_modes(master)
@@ -133,10 +137,10 @@ class SlaveSync:
     async def _sync_modes(self, master: str) -> None:
         """Which groups pull and which pop; a master of 4.x has no such table, and does not know the request."""
         try:
-            body = await self._ask(master, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+            modes = await self._table(master, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, MessageRequestModes)
         except RequestCodeNotSupported:
             return
-        self._modes.replace_all(decode_body(MessageRequestModes, body))
+        self._modes.replace_all(modes)
 
     async def _sync_timer(self, master: str) -> None:
         """How far the master has delivered timer messages; a master of 4.x has none, and does not know the request."""
@@ -174,7 +178,14 @@ class SlaveSync:
         return found
 
     async def _committed(self, master: str) -> ConsumerOffsets:
-        return decode_body(ConsumerOffsets, await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET))
+        return await self._table(master, RequestCode.GET_ALL_CONSUMER_OFFSET, ConsumerOffsets)
+
+    async def _table(self, master: str, code: RequestCode, table_type: type[T]) -> T:
+        body = await self._ask(master, code)
+        known = self._read.get(code)
+        if known is None or known[0] != body:  # large tables take long to read, and rarely change
+            known = self._read[code] = body, decode_body(table_type, body)
+        return cast(T, known[1])
 
     async def _ask(self, master: str, code: RequestCode) -> bytes:
         return (await self._request(master, request(code))).body_bytes

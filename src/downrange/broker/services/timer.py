@@ -236,7 +236,7 @@ class TimerService:
         if self._clock.monotonic() < self._retry_at:
             return _RETRY_SECONDS
         now, store = self._clock.now(), self._config.store
-        taken = 0 if store.timer_stop_enqueue else self._take_in()
+        taken = 0 if store.timer_stop_enqueue or not self.enqueue_behind else self._take_in()
         has_more = False
         if store.broker_role is not BrokerRole.SLAVE and not store.timer_stop_dequeue:
             has_more = self._deliver(now)

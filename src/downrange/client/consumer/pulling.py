@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from downrange.client.consumer.addresses import address_of
-from downrange.client.consumer.config import ConsumerConfig
+from downrange.client.consumer.config import OFF, ConsumerConfig
 from downrange.client.consumer.flow_control import queue_limits, reason_to_wait
 from downrange.client.consumer.messages import ReceivedMessage, read_pulled, wanted
 from downrange.client.consumer.offsets import OffsetTable
@@ -143,8 +143,10 @@ class Pulling:
                 await self._clock.sleep(pause)
 
     def _has_room(self, queue: ProcessQueue) -> bool:
-        topic = queue.queue.topic
-        limits = queue_limits(self._config, sum(1 for other in self._tasks if other.queue.topic == topic))
+        config, topic, queues = self._config, queue.queue.topic, 1
+        if config.pull_threshold_for_topic != OFF or config.pull_threshold_size_for_topic != OFF:
+            queues = sum(1 for other in self._tasks if other.queue.topic == topic)
+        limits = queue_limits(config, queues)
         reason = reason_to_wait(queue, limits)
         if reason is not None:
             log.debug("pull waits queue=%s reason=%s", queue.queue, reason)

@@ -13,7 +13,7 @@ from downrange.client.consumer.addresses import masters_of_route
 from downrange.client.consumer.allocation import AllocationStrategy, allocate
 from downrange.client.errors import NoRoute
 from downrange.client.session import Session
-from downrange.clock import Clock
+from downrange.clock import Clock, sleep_or_set
 from downrange.model.message import MessageQueue
 from downrange.model.topics import Perm
 from downrange.protocol.bodies.body import decode_body
@@ -128,16 +128,7 @@ class RebalanceTimer:
                 log.exception("rebalance failed")  # a defect; without another round the consumer would stand still
                 is_balanced = False
             failures = 0 if is_balanced else failures + 1
-            await self._pause(pause_seconds(failures, self._period_seconds))
-
-    async def _pause(self, seconds: float) -> None:
-        pause = asyncio.ensure_future(self._clock.sleep(seconds))
-        due = asyncio.ensure_future(self._due.wait())
-        try:
-            await asyncio.wait((pause, due), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            pause.cancel()
-            due.cancel()
+            await sleep_or_set(self._clock, pause_seconds(failures, self._period_seconds), self._due)
 
 
 def pause_seconds(failures: int, period_seconds: float) -> float:

@@ -46,7 +46,7 @@ def decode_fields(header_type: type[HeaderType], ext_fields: Mapping[str, str]) 
 def encode_fields(header: msgspec.Struct) -> dict[str, str]:
     """The header as ext fields, in the order of declaration."""
     return {
-        name: value if type(value) is str else _text(value)
+        name: value if (kind := type(value)) is str else str(value) if kind is int else _text(value)
         for name, value in zip(header.__struct_encode_fields__, astuple(header), strict=True)
         if value is not None
     }

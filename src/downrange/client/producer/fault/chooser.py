@@ -120,6 +120,8 @@ class QueueChooser:
 
     def probes(self, now_millis: float) -> tuple[str, ...]:
         """Brokers to probe now. Each is handed out once; the caller owes it a `probed`, also when the probe fails."""
+        if self._calm_millis:  # nothing is avoided
+            return ()
         with self._lock:
             due = set(self.strategy.probes(self._state, now_millis)) - self._being_probed
             self._being_probed |= due
