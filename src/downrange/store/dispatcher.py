@@ -215,10 +215,8 @@ class LogFollower:
             bulk = BulkReplay(self.dispatcher, applied)
             if limit is not None:
                 bulk.end = PhysicalOffset(limit)
+            walk = commit_log.walk(max(self.offset, commit_log.min_offset), bulk=bulk)
             try:
-                if self._take_usual(bulk):
-                    continue
-                walk = commit_log.walk(max(self.offset, commit_log.min_offset), bulk=bulk)
                 for record in walk:
                     self.offset = record.physical_offset  # until this one is applied, too
                     if limit is not None and record.physical_offset + record.size > limit:
@@ -243,19 +241,6 @@ class LogFollower:
             log.error("cannot dispatch: %s; the rest of this file is skipped", walk.damage)
             self.offset = min(commit_log.next_file_offset(self.offset), commit_log.max_offset)
         self._refusals.allow("dispatch")
-
-    def _take_usual(self, bulk: BulkReplay) -> bool:
-        """Apply the usual records that come next in their file, and whether there were any. A walk takes longer."""
-        segment = self._commit_log.segments.find(PhysicalOffset(self.offset))
-        if segment is None:
-            return False
-        start = segment.start
-        end = bulk.take(segment.mapping, self.offset - start, segment.readable, start, check_crc=False)
-        if not bulk.records:
-            return False
-        self.offset = PhysicalOffset(start + end)
-        self._commit_log.last_store_timestamp = bulk.last_timestamp
-        return True
 
     def failed(self, error: Exception) -> None:
         """The log has the record, its queue does not: refuse more until `dispatch_pending` got through."""

@@ -129,8 +129,8 @@ class MasterLink(asyncio.BufferedProtocol):
         for offset, part, ends_packet in self._packets.feed(data):
             if part or offset:  # a heartbeat at 0 does not say yet in which file an empty slave begins
                 store.append_data(offset, part)
-            if ends_packet and (end := store.max_offset) > reports[-1]:
-                reports.append(end)
+            if ends_packet and store.max_offset > reports[-1]:
+                reports.append(store.max_offset)
         self._on_appended()
         store.check_takes_data()  # bytes that cannot be read must not be reported
         if len(reports) > 1:

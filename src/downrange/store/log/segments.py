@@ -183,13 +183,15 @@ class Segments:
     @property
     def max_offset(self) -> PhysicalOffset:
         """End of what can be read."""
-        if self._pool is None:
-            return self.wrote_offset
-        # Several files may wait for their commit; the log ends with the first of them.
-        for segment in self._segments:
-            if segment.readable < segment.size:
-                return PhysicalOffset(segment.start + segment.readable)
-        return self.wrote_offset
+        if not self._segments:
+            return PhysicalOffset(0)
+        if self._pool is not None:
+            # Several files may wait for their commit; the log ends with the first of them.
+            for segment in self._segments:
+                if segment.readable < segment.size:
+                    return PhysicalOffset(segment.start + segment.readable)
+        last = self._segments[-1]
+        return PhysicalOffset(last.start + last.readable)
 
     @property
     def wrote_offset(self) -> PhysicalOffset:

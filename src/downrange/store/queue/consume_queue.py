@@ -298,7 +298,8 @@ class ConsumeQueue(QueueEntries):
                 self._created = start + self._file_size
             if len(data) >= _HOT_BYTES and self._may_keep_open:
                 self._keep_open(start)
-            self._write_at(start, data, position - start)
+            with self._opened(start) as descriptor:
+                self._files.write_at(descriptor, data, position - start)
             self._written = stop
 
     def flush(self, least_pages: int = 0) -> bool:

@@ -52,18 +52,6 @@ class OffsetFiles:
         finally:
             self._files.close(descriptor)
 
-    def _write_at(self, start: int, data: bytes, position: int) -> None:
-        """Write into the file that begins at `start`. Every queue does so all the time; `_opened` would take longer."""
-        files = self._files
-        if start == self._descriptor_start:
-            files.write_at(self._descriptor, data, position)
-            return
-        descriptor = files.open(self._path(start), writable=self._writable)
-        try:
-            files.write_at(descriptor, data, position)
-        finally:
-            files.close(descriptor)
-
     def _keep_open(self, start: int) -> None:
         if start != self._descriptor_start:
             self._forget(self._descriptor_start)
