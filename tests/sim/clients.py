@@ -31,6 +31,7 @@ DELAYS = {1: 1.0, 2: 5.0}
 EVENTS, ORDERS, PAYMENTS = "events", "orders", "payments"
 WORKERS, ORDERLY, AUDITORS, POPPERS = "workers", "orderly", "auditors", "poppers"
 INVISIBLE_SECONDS = 8.0
+MESSAGES_IN_A_SECOND = 2.0
 
 
 class Client:
@@ -92,14 +93,17 @@ class Producer(Client):
 
     numbers = count(1)
 
-    def __init__(self, world: World, name: str, namesrv: tuple[str, ...], shape: Shape) -> None:
+    def __init__(
+        self, world: World, name: str, namesrv: tuple[str, ...], shape: Shape, rate: float = MESSAGES_IN_A_SECOND
+    ) -> None:
         super().__init__(world, name, namesrv)
         self._has_timers = shape.has_timers
+        self._rate = rate
 
     async def main(self) -> None:
         async with self.session() as session, AsyncProducer(f"group-{self.name}", session=session) as producer:
             while self.is_wanted:
-                await self.machine.clock.sleep(self.chance.expovariate(2.0))
+                await self.machine.clock.sleep(self.chance.expovariate(self._rate))
                 topic = self.chance.choice((EVENTS, ORDERS))
                 message_id = f"m{next(self.numbers)}"
                 body = f"{message_id} ".encode() * self.chance.choice((1, 5, 200))

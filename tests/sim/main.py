@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from tests.sim.clients import MESSAGES_IN_A_SECOND
 from tests.sim.run import Outcome, run, run_side_by_side, shrink
 from tests.sim.speed import simulated_per_cpu_second
 
@@ -69,7 +70,14 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--keep-going", action="store_true", help="go on after a seed that failed, and tell how far it is"
     )
-    parser.add_argument("--speed", action="store_true", help="measure a cluster of five processes without faults")
+    parser.add_argument(
+        "--speed",
+        type=float,
+        nargs="?",
+        const=MESSAGES_IN_A_SECOND,
+        metavar="RATE",
+        help="measure a cluster of five processes without faults; RATE messages in a second (default: 2)",
+    )
     parser.add_argument("--history", action="store_true", help="print the history of the first seed, line by line")
     options = parser.parse_args(arguments)
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of strings have one order in all runs then
@@ -77,7 +85,9 @@ def main(arguments: Sequence[str]) -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.sim", *arguments])  # noqa: S606
     logging.disable()
     if options.speed:
-        print(f"five processes: {simulated_per_cpu_second():.0f} simulated seconds in a second of CPU time")
+        print(
+            f"five processes: {simulated_per_cpu_second(options.speed):.0f} simulated seconds in a second of CPU time"
+        )
         return 0
     if options.history:
         print(run(options.seeds[0]).history.decode())
