@@ -259,7 +259,7 @@ async def test_a_broker_that_was_cleaned_while_it_lives_comes_back_with_another_
         assert reply.code == 0, reply
         await until(lambda: cleaned.broker_id == 4)
         new = cluster.brokers[await cluster.master(members=3)]
-        assert replication_of(new).sync_state_set == {1, 2, 3, 4} - {number}
+        await until(lambda: replication_of(new).sync_state_set == {1, 2, 3, 4} - {number})
         async with connected(new.config.broker.address) as client:
             await client.send("T", b"after")
             messages, _ = await client.pull("T")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -128,7 +127,7 @@ async def test_a_node_that_hangs_costs_the_time_of_one_call(tmp_path: Path) -> N
         hung = cluster.nodes[0]
         client = cluster.client(timeout=9.0)
         await client.range("/k")
-        hung.signal(signal.SIGSTOP)
+        hung.hang()
         assert (await client.range("/k")).items == ()
         of_hung = cluster.client(hung, timeout=0.3)
         with pytest.raises(StoreUnavailable, match="did not answer within"):

@@ -70,6 +70,12 @@ class EtcdNode:
         assert self._process is not None
         self._process.send_signal(number)
 
+    def hang(self) -> None:
+        """SIGSTOP, and wait until every thread stands still: on a busy machine some go on for a while."""
+        self.signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+
     def kill(self) -> None:
         """As `kill -9` does."""
         if self._process is not None:

@@ -144,7 +144,7 @@ async def survive(
         try:
             # The first death comes when the topic has just been made.
             deaths_at = [1, *sorted(chance.sample(range(10, transactions), broker_deaths - 1))]
-            while (count := len(journal.acknowledged())) < transactions:
+            while (count := len(journal.acknowledged())) < transactions or len(senders.output) < 2:
                 if deaths_at and count >= deaths_at[0]:
                     deaths_at.pop(0)
                     await broker.kill()
