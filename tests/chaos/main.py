@@ -40,24 +40,24 @@ def main(arguments: Sequence[str]) -> int:
         return _again(chosen, options.seed, options.number, options.minutes * 60)
     logging.disable()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # processes and mounts of a round are cleared away, too
-    failed = 0
+    played = failed = 0
+    deadline = time.monotonic() + options.minutes * 60
     for place, row in enumerate(chosen):
-        began = time.monotonic()
+        seconds = (deadline - time.monotonic()) / (len(chosen) - place)
+        if why := row.missing() or ("" if seconds > 0 else "the time is over"):
+            print(f"row {row.number} ({row.name}) is left out: {why}")
+            continue
         if options.fresh:
             path_of(row, options.results).unlink(missing_ok=True)
-        result = _carry_out(row, options.results, options.scale, options.minutes * 60 / (len(chosen) - place))
-        options.minutes -= (time.monotonic() - began) / 60
-        failed += bool(result.failed_rounds)
-    print(f"{len(chosen) - failed} of {len(chosen)} rows have found nothing wrong")
+        played += 1
+        failed += bool(_carry_out(row, options.results, options.scale, seconds).failed_rounds)
+    print(f"{played - failed} of {len(chosen)} rows were played and have found nothing wrong")
     return 1 if failed else 0
 
 
 def _carry_out(row: Row, results: Path, scale: float, seconds: float) -> Result:
     result = load(row, results)
     deadline = time.monotonic() + seconds
-    if missing := row.missing():
-        print(f"row {row.number} ({row.name}) is left out: {missing}")
-        return result
     began = time.monotonic()
     with Lanes(row) as lanes:
         number = result.rounds

@@ -125,6 +125,20 @@ def test_a_row_for_which_the_machine_lacks_something_is_left_out(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_row_for_which_no_time_is_left_keeps_its_result(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = row_of(1, count_to_three)
+    assert run(row, "--scale", "0.5") == 0
+    capsys.readouterr()
+    assert run(row, "--fresh", "--minutes", "0") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "row 1 (kill) is left out: the time is over",
+        "0 of 1 rows were played and have found nothing wrong",
+    ]
+    assert load(row, tmp_path).rounds == 1
+
+
 def test_a_row_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["14"])
