@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import msgspec
 
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _PAUSE_SECONDS: Final = 0.1
 _MOST_PAUSE_SECONDS: Final = 2.0
 _PULL_SECONDS: Final = 15.0
+STAND_IN_SECONDS: Final = 10.0
+"""So long a slave stands in for its master. Then the master is asked first again: the slave may not follow it."""
 _BULK_KEY: Final = "maxTransferBytesOnBulkPull"
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
 _ANSWERS: Final = frozenset(
@@ -53,6 +55,14 @@ class Pulled:
     is_of_slave: bool = False
 
 
+class StandIn(NamedTuple):
+    """A slave that is asked in place of its master."""
+
+    broker_id: int
+    until: float
+    """By the monotonic clock."""
+
+
 class BrokerAway(ClientError):
     """No process of a broker answered within the time limit."""
 
@@ -60,7 +70,7 @@ class BrokerAway(ClientError):
 
 
 class Brokers:
-    """The brokers of the queues of a read. Remembers which process of each answered; used on one event loop.
+    """The brokers of the queues of a read. Remembers the slaves that stand in for a master; used on one event loop.
 
     If connections for pulls are given, pulls use them.
     """
@@ -77,11 +87,18 @@ class Brokers:
         self._pull_connections = pull_connections
         self._group = group
         self._retry_seconds = retry_seconds
-        self._answering: dict[str, int] = {}
+        self._stand_ins: dict[str, StandIn] = {}
         self._pull_fields: dict[tuple[MessageQueue, str | None, bool], bytes] = {}
 
     async def ask(self, queue: MessageQueue, command: Command, accept: Collection[int] | None = None) -> Command:
         """The reply of the broker of `queue`. Any answer of a process, also a refusal, is taken as its reply."""
+        reply, _ = await self.ask_any(queue, command, accept)
+        return reply
+
+    async def ask_any(
+        self, queue: MessageQueue, command: Command, accept: Collection[int] | None = None
+    ) -> tuple[Command, bool]:
+        """As `ask`, and whether a slave has answered."""
         begun = self.session.clock.monotonic()
         pause = _PAUSE_SECONDS
         while True:
@@ -102,12 +119,10 @@ class Brokers:
             pause = min(2 * pause, _MOST_PAUSE_SECONDS)
             await self._look_up(queue.topic)
 
-    def answered_by_slave(self, broker_name: str) -> bool:
-        """Whether the last answer of a broker came from a slave."""
-        return self._answering.get(broker_name, MASTER_ID) != MASTER_ID
-
-    async def _ask_each(self, queue: MessageQueue, command: Command, accept: Collection[int] | None) -> Command:
-        """Ask the process that answered last, then the other processes of the broker, the master first."""
+    async def _ask_each(
+        self, queue: MessageQueue, command: Command, accept: Collection[int] | None
+    ) -> tuple[Command, bool]:
+        """Ask the slave that stands in for the master, if one does, then the others, the master first."""
         problem: MQError | None = None
         for broker_id, address in self._processes(await self._route(queue.topic), queue.broker_name):
             try:
@@ -120,11 +135,22 @@ class Brokers:
                     reply = accepted(await self._pull_connections.request(address, signed, _PULL_SECONDS), accept)
             except (TransportError, ServiceNotAvailable) as error:
                 problem = error
-                self._answering.pop(queue.broker_name, None)
+                self._stand_ins.pop(queue.broker_name, None)
                 continue
-            self._answering[queue.broker_name] = broker_id
-            return reply
+            self._answered(queue.broker_name, broker_id)
+            return reply, broker_id != MASTER_ID
         raise problem or BrokerNotFound(f"the route of {queue.topic} names no broker {queue.broker_name} at the moment")
+
+    def _answered(self, broker_name: str, broker_id: int) -> None:
+        if broker_id == MASTER_ID:
+            self._stand_ins.pop(broker_name, None)
+        elif self._first(broker_name) == MASTER_ID:
+            self._stand_ins[broker_name] = StandIn(broker_id, self.session.clock.monotonic() + STAND_IN_SECONDS)
+
+    def _first(self, broker_name: str) -> int:
+        """The id of the process to ask first."""
+        stand_in = self._stand_ins.get(broker_name)
+        return MASTER_ID if stand_in is None or self.session.clock.monotonic() >= stand_in.until else stand_in.broker_id
 
     async def _route(self, topic: str) -> TopicRouteData:
         known = self.session.known_route(topic)
@@ -137,7 +163,7 @@ class Brokers:
             log.warning("route not refreshed topic=%s reason=%s", topic, error)
 
     def _processes(self, route: TopicRouteData, broker_name: str) -> list[tuple[int, str]]:
-        first = self._answering.get(broker_name, MASTER_ID)
+        first = self._first(broker_name)
         return sorted(
             (
                 (broker_id, address)
@@ -171,7 +197,7 @@ class Brokers:
         if rest is None:
             rest = self._pull_fields[key] = _pull_fields(self._group, queue, subscription, is_bulk=is_bulk)
         fields = b'{"queueOffset":"%d","maxMsgNums":"%d",' % (offset, max_messages) + rest
-        reply = await self.ask(queue, Command(_PULL, raw_ext=msgspec.Raw(fields)), _ANSWERS)
+        reply, is_of_slave = await self.ask_any(queue, Command(_PULL, raw_ext=msgspec.Raw(fields)), _ANSWERS)
         answer = reply.header(PullMessageResponse)
         return Pulled(
             reply.code,
@@ -180,7 +206,7 @@ class Brokers:
             answer.min_offset,
             answer.max_offset,
             answer.offset_delta or 0,
-            self.answered_by_slave(queue.broker_name),
+            is_of_slave,
         )
 
 

@@ -98,7 +98,7 @@ class Cluster:
             low = QueueRequest(topic=queue.topic, queue_id=queue_id, bname=broker_name)
             high = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue_id, bname=broker_name)
             try:
-                minimum, maximum = await asyncio.gather(
+                (minimum, is_first_of_slave), (maximum, is_last_of_slave) = await asyncio.gather(
                     self._offset(queue, request(RequestCode.GET_MIN_OFFSET, low)),
                     self._offset(queue, request(RequestCode.GET_MAX_OFFSET, high)),
                 )
@@ -108,14 +108,15 @@ class Cluster:
                 log.warning("queue cannot be read at present queue=%s reason=%s", queue, error)
                 return None
             # For a queue that never had a message, RocketMQ's broker answers -1, or a minimum beyond the end.
-            is_of_slave = self._brokers.answered_by_slave(broker_name)
-            return Reach(max(0, min(minimum, maximum)), max(0, maximum), is_of_slave)
+            return Reach(max(0, min(minimum, maximum)), max(0, maximum), is_first_of_slave or is_last_of_slave)
 
         found = self._loop.run(_for_each(queues, ask))
         return {queue: there for queue, there in found.items() if there is not None}
 
-    async def _offset(self, queue: MessageQueue, command: Command) -> int:
-        return (await self._brokers.ask(queue, command)).header(OffsetResponse).offset
+    async def _offset(self, queue: MessageQueue, command: Command) -> tuple[int, bool]:
+        """An offset, and whether a slave has told it."""
+        reply, is_of_slave = await self._brokers.ask_any(queue, command)
+        return reply.header(OffsetResponse).offset, is_of_slave
 
     def at_time(self, times: Mapping[MessageQueue, int], reach: Mapping[MessageQueue, Reach]) -> Offsets:
         """Found by bisection, because brokers themselves answer with the nearest message, before or after a time."""
@@ -146,7 +147,7 @@ class Cluster:
                 bname=queue.broker_name,
             )
             try:
-                offset = await self._offset(queue, request(RequestCode.QUERY_CONSUMER_OFFSET, header))
+                offset, _ = await self._offset(queue, request(RequestCode.QUERY_CONSUMER_OFFSET, header))
             except QueryNotFound:
                 return None
             return offset if offset >= 0 else None
