@@ -250,6 +250,13 @@ class _Cuts:
                 return cut
         return None
 
+    def has_taken(self, send: _Send) -> bool:
+        """Whether a queue ended in front of an acknowledged message after a cut; False if nobody noted the ends."""
+        cut, answer = self.loss_of(send), send.answer
+        if cut is None or answer is None or not self._ends[cut]:
+            return False
+        return self._end(cut, answer) <= answer.offset
+
     def between(self, queue: str, one: int, other: int) -> bool:
         """Whether a cut between two times may have taken a message of the queue, whose offset another one got then."""
         first, last = sorted((one, other))
@@ -375,7 +382,8 @@ def _gaps(sends: dict[str, _Send], reads: Iterable[Event], cuts: _Cuts) -> Itera
             assert send.answer is not None
             if missing is not None and missing.answer is not None:
                 is_later_run = cuts.between(send.answer.queue, missing.answer.time, send.invoke.time)
-                if send.invoke.id in seen and not is_later_run and send.answer.offset > missing.answer.offset:
+                is_there = send.invoke.id in seen and not cuts.has_taken(send)  # it may have been read before the cut
+                if is_there and not is_later_run and send.answer.offset > missing.answer.offset:
                     place = _place(missing.answer)
                     yield Fault(Rule.GAP, f"{place} is lost, yet {send.answer.offset} behind it is there")
             if send.invoke.id not in seen:

@@ -323,6 +323,20 @@ def test_a_power_cut_takes_the_end_of_a_queue_and_nothing_in_front_of_it(story: 
     assert story.rules() == [Rule.GAP]
 
 
+@pytest.mark.parametrize(("end", "found"), [(1, []), (3, [Rule.GAP])])
+def test_a_message_that_was_read_before_a_power_cut_may_be_gone_after_it(
+    story: Story, end: int, found: list[Rule]
+) -> None:
+    story.sent("m0", 0)
+    story.read("m0", 0)
+    story.sent("m1", 1)
+    story.sent("m2", 2)
+    story.read("m2", 2)
+    cut(story, window=100 * MILLI)
+    story.add("a", "end", "ok", queue="a/0", offset=end)
+    assert story.rules() == found
+
+
 def test_a_group_may_miss_what_got_the_offset_of_a_message_that_was_lost(story: Story) -> None:
     story.sent("m0", 0)
     story.add("c1", "read", "ok", group="g1", id="m0", crc=7, queue="a/0", offset=0)
