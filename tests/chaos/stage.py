@@ -25,6 +25,7 @@ from tests.support.requests import connected, create_topic, max_offset, wait_for
 PROGRAM: Final = (sys.executable, "-m", "tests.chaos.clients")
 GROUP: Final = "chaos-consumers"
 _PULLED: Final = 1024
+_OK: Final = b'"phase":"ok"'
 
 
 class Stage:
@@ -56,6 +57,10 @@ class Stage:
         path = self._directory / f"{name}.jsonl"
         return path.stat().st_size if path.exists() else 0
 
+    def answered(self, name: str) -> int:
+        """How many sends of a producer were acknowledged so far, or how many messages a consumer got."""
+        return (self._directory / f"{name}.jsonl").read_bytes().count(_OK)
+
     async def goes_on(self, name: str, bytes_more: int, seconds: float = 60.0) -> None:
         """Wait until a client has got so much further."""
         wanted = self.written(name) + bytes_more
@@ -76,7 +81,7 @@ class Stage:
                     file.seek(place)
                     data = file.read()
                 place += len(data)
-                found += data.count(b'"phase":"ok"')
+                found += data.count(_OK)
 
     async def rebalanced(self, members: Sequence[str], seconds: float = 60.0) -> None:
         """Wait until each member has consumed some message since now, and they together some of each queue."""
@@ -137,25 +142,27 @@ class Stage:
                 wanted.difference_update(decoder.decode(line).id for line in whole.splitlines())
             await asyncio.sleep(0.1)
 
-    async def audit(self, addresses: Iterable[str], since: Sequence[int] = (0,) * QUEUES) -> None:
-        """Read every queue of these brokers from its first message, or the one at `since`, to its last."""
+    async def audit(
+        self, addresses: Iterable[str], begins: Sequence[int] = (0,) * QUEUES, ends: Sequence[int] | None = None
+    ) -> None:
+        """Read every queue of these brokers: as a whole, or from its offset in `begins` to the one in `ends`."""
         writer = HistoryWriter(self._directory / "auditor.jsonl", "auditor")
         for address in addresses:
             async with connected(address) as client:
                 for queue_id in range(QUEUES):
-                    await self._read(client, writer, queue_id, since[queue_id])
+                    end = await max_offset(client, TOPIC, queue_id) if ends is None else ends[queue_id]
+                    await self._read(client, writer, queue_id, begins[queue_id], end)
         writer.close()
 
     @staticmethod
-    async def _read(client: BrokerClient, writer: HistoryWriter, queue_id: int, offset: int) -> None:
-        """One queue from an offset to its end."""
-        end = await max_offset(client, TOPIC, queue_id)
+    async def _read(client: BrokerClient, writer: HistoryWriter, queue_id: int, offset: int, end: int) -> None:
+        """One queue from an offset to another, which is not read any more."""
         while offset < end:
             command = client.pull_command(TOPIC, queue_id=queue_id, offset=offset, most=_PULLED, group="auditors")
             reply = await client.connection.request(command, 10)
             messages = list(decode_records(reply.body_bytes)) if reply.code == 0 else []
             assert messages, f"no message at {offset} of queue {queue_id}, which ends at {end}: {reply.remark}"
-            for message in messages:
+            for message in messages[: end - offset]:
                 place: dict[str, Any] = {"queue": f"broker-a/{queue_id}", "offset": message.queue_offset}
                 body = message.body
                 writer.write("read", "ok", topic=TOPIC, **place, id=id_of(body), crc=checksum(body))

@@ -26,7 +26,9 @@ IDLE, DRIBBLING, DEAF = 10_000, 1_000, 8
 RATE: Final = 200
 MOST_MIB: Final = 256
 MOST_TIMES: Final = 5.0
-QUIET_SENDS, HOSTILE_SENDS = 1_000, 4_000
+QUIET_SENDS: Final = 1_000
+LEAST_SECONDS, MOST_SECONDS = 20.0, 120.0
+"""How long a round attacks: it takes some seconds to connect the crowd, so few long attacks see more frames."""
 LEAST_P99_MILLIS: Final = 10.0
 """A quiet p99 below this is taken for this: a scheduler that gives a client its processor late is not on trial."""
 
@@ -47,7 +49,8 @@ async def play(round_: Round) -> None:
             async with _attack(servers.broker, str(round_.chance.random())) as attacker:
                 began = _last(clients)
                 dribbling = asyncio.create_task(_dribble(crowd[:DRIBBLING]))
-                await clients.acknowledged(producer, HOSTILE_SENDS, 240)
+                seconds = min(MOST_SECONDS, max(LEAST_SECONDS, round_.seconds_left - 30))
+                await clients.acknowledged(producer, int(RATE * seconds), 5 * seconds)
                 hostile = await p99(clients, began)
                 mebibytes = servers.resident_bytes / (1 << 20)
                 dribbling.cancel()
