@@ -21,7 +21,8 @@ from tests.chaos.row import Played, Round, Row
 from tests.sim.run import IN_MEMORY
 from tests.support.processes import Running
 
-LONGEST_SECONDS: Final = 3600
+LONGEST_SECONDS: Final = 2 * 3600
+"""A soak lasts an hour, and its end is judged afterwards."""
 START_SECONDS: Final = 1.0
 """Between the starts of two rounds: each begins with several processes, which would all want the processor at once."""
 _FORK: Final = multiprocessing.get_context("fork")

@@ -9,6 +9,7 @@ import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,6 +26,8 @@ MOST_SECONDS: Final = 3600.0
 MOST_AT_FIRST_SECONDS: Final = 10.0
 SEGMENT_SECONDS: Final = 60.0
 DRAIN_SECONDS: Final = 90.0
+JUDGED_EVERY: Final = 5
+"""The checker needs more time for a segment than the clients."""
 LEAST_SHARE: Final = 0.85
 """Of the intended rate: between two segments new clients start, which takes some seconds."""
 WARM_UP: Final = 0.2
@@ -44,26 +47,28 @@ async def play(round_: Round) -> None:
 
 
 async def _soak(round_: Round, broker: Server, namesrv_address: str) -> None:
-    """Send and consume without a pause. The checker judges some of the segments while the next ones run."""
+    """Send and consume without a pause. The checker judges a segment of five while the next ones run."""
     first = await _segment(round_, broker, namesrv_address, 0.0, MOST_AT_FIRST_SECONDS)
     rate = round(SHARE * first.sends / MOST_AT_FIRST_SECONDS)
     with ThreadPoolExecutor(1, initializer=_yield_to_others) as judge:
-        judging = asyncio.create_task(_judge(round_, broker, first, judge))
-        await judging
+        await _judge(round_, broker, first, judge)
         wanted = min(MOST_SECONDS, round_.seconds_left - 30)
         began, memory, sends = time.monotonic(), [(0.0, _mebibytes(broker))], 0
         watching = asyncio.create_task(_watch(broker, began, memory))
-        while (passed := time.monotonic() - began) < wanted:
+        judging: asyncio.Task[None] | None = None
+        for number in count():
+            if (passed := time.monotonic() - began) >= wanted:
+                break
             segment = await _segment(round_, broker, namesrv_address, rate, min(SEGMENT_SECONDS, wanted - passed + 1))
             sends += segment.sends
-            if judging.done():
-                await judging
+            if number % JUDGED_EVERY == 0:
+                await _ended(judging)
                 judging = asyncio.create_task(_judge(round_, broker, segment, judge))
             else:
                 shutil.rmtree(segment.directory)
         watching.cancel()
         seconds = time.monotonic() - began
-        await judging
+        await _ended(judging)
     round_.figures.update({"seconds": int(seconds), "sent": sends})
     round_.measured.update({"intended in a second": rate, "sent in a second": round(sends / seconds)})
     round_.demand(sends > LEAST_SHARE * rate * seconds, f"{sends} messages in {seconds:.0f} s were less than intended")
@@ -110,6 +115,11 @@ async def _judge(round_: Round, broker: Server, segment: Segment, judge: ThreadP
     shutil.rmtree(segment.directory)
 
 
+async def _ended(judging: asyncio.Task[None] | None) -> None:
+    if judging is not None:
+        await judging
+
+
 def _yield_to_others() -> None:
     """The broker and its clients come before this thread."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
@@ -146,6 +156,6 @@ ROW: Final = Row(
     "memory stays flat, nothing is lost",
     play,
     "a producer and a consumer of one broker start anew every 60 s. All messages that were acknowledged are stored and "
-    "consumed, by their number; the checker judges as many of these minutes as it can meanwhile. `--minutes 1440` "
+    "consumed, by their number; the checker judges one of five such minutes while the next ones run. `--minutes 1440` "
     "runs a day",
 )
