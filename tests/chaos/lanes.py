@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import random
 import shutil
+import signal
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from downrange.transport.loop import run as run_loop
@@ -112,4 +117,13 @@ class Lanes:
 
 
 def _in_lane(row: Row, seed: int, number: int, seconds_left: float, answer: Connection) -> None:
-    answer.send(play(row, seed, number, seconds_left))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches `Lanes`, too, which ends this process by SIGTERM
+    signal.signal(signal.SIGTERM, _break_off)
+    with suppress(KeyboardInterrupt):
+        answer.send(play(row, seed, number, seconds_left))
+
+
+def _break_off(number: int, frame: FrameType | None) -> None:
+    """Clear away what the round started. Errors that come of the end do not matter to anybody."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    raise KeyboardInterrupt

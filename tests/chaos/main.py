@@ -50,7 +50,11 @@ def main(arguments: Sequence[str]) -> int:
         if options.fresh:
             path_of(row, options.results).unlink(missing_ok=True)
         played += 1
-        failed += bool(_carry_out(row, options.results, options.scale, seconds).failed_rounds)
+        try:
+            failed += bool(_carry_out(row, options.results, options.scale, seconds).failed_rounds)
+        except KeyboardInterrupt:
+            print(f"interrupted in row {row.number}; the same command goes on with it")
+            return 130
     print(f"{played - failed} of {len(chosen)} rows were played and have found nothing wrong")
     return 1 if failed else 0
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +109,7 @@ def test_rounds_run_side_by_side(run: Run, tmp_path: Path, monkeypatch: pytest.M
 
 
 async def die(round_: Round) -> None:
+    round_.directory.rmdir()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -114,6 +117,35 @@ def test_a_round_whose_process_dies_is_wrong(run: Run, tmp_path: Path) -> None:
     row = row_of(1, die)
     assert run(row) == 1
     assert "the process of the round died" in load(row, tmp_path).faults[0]
+
+
+async def never_end(round_: Round) -> None:
+    (round_.directory.parent / MEETING).touch()
+    await asyncio.Event().wait()
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_clears_away_the_rounds_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("logging.disable", lambda: None)
+    monkeypatch.setattr("tests.chaos.lanes.IN_MEMORY", tmp_path)
+    monkeypatch.setattr(main, "ROWS", (row_of(1, never_end),))
+
+    def interrupt() -> None:
+        while not (tmp_path / MEETING).exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread, before = threading.Thread(target=interrupt), signal.getsignal(signal.SIGTERM)
+    thread.start()
+    try:
+        assert main.main(["1", "--results", str(tmp_path / "results")]) == 130
+    finally:
+        thread.join()
+        signal.signal(signal.SIGTERM, before)
+    assert [path.name for path in tmp_path.iterdir()] == [MEETING]
+    assert capfd.readouterr() == ("interrupted in row 1; the same command goes on with it\n", "")
 
 
 def test_a_row_for_which_the_machine_lacks_something_is_left_out(
