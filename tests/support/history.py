@@ -10,6 +10,7 @@ machine's monotonic clock, which all its processes share.
     decide  invoke              id, outcome: "commit" or "rollback"
     read    ok                  topic, queue, offset, id, crc; of a group that is owed all messages: group
     keep    ok                  like read: a message in the result of a pipeline; time: when it was read
+    plan    ok                  group, topic, queue, offset: a pipeline is going to read up to this message
     consume begin end           group, topic, queue, offset: an orderly callback is running
     commit  ok                  group, topic, queue, offset
     reset   ok                  group, topic, queue, offset
@@ -42,6 +43,9 @@ import msgspec
 SHOWN_FAULTS: Final = 20
 CLOCK_NANOS: Final = 1_000_000
 """Messages carry times in whole milliseconds."""
+
+SLAVE_NANOS: Final = 15_000_000_000
+"""So long after its master is back a slave may still be asked: it stands in for 10 s, and a request takes its time."""
 
 
 class Rule(StrEnum):
@@ -210,7 +214,7 @@ def check(events: Sequence[Event], *, drained: bool = True, ordered_reads: bool 
         report.faults += _gaps(sends, reads, cuts)
         report.faults += _orphans(kept)
     keeps = [event for event in events if event.op == "keep"]
-    report.faults += _twice(keeps, cuts)
+    report.faults += _twice(keeps, [event for event in events if event.op == "plan"], cuts)
     report.faults += _not_sent(sends, [*reads, *keeps], [event for event in events if event.op == "clock"])
     report.faults += _split_offsets(sends, reads, cuts)
     report.faults += _send_order(kept)
@@ -229,11 +233,16 @@ class _Cuts:
     def __init__(self, events: Iterable[Event]) -> None:
         self._cuts: defaultdict[str, list[Event]] = defaultdict(list)
         self._ends: defaultdict[Event, dict[tuple[str, str], int]] = defaultdict(dict)
+        self._back: dict[Event, int] = {}
+        """When the broker had opened its store again; the time of the cut if nobody noted it."""
         for event in events:
             if event.op == "cut":
                 self._cuts[event.process].append(event)
+                self._back[event] = event.time
             elif event.op == "end":
-                self._ends[self._cuts[event.process][-1]][event.topic, event.queue] = event.offset
+                cut = self._cuts[event.process][-1]
+                self._ends[cut][event.topic, event.queue] = event.offset
+                self._back[cut] = event.time
 
     def may_lose(self, send: _Send) -> bool:
         """Whether an acknowledged message may be gone: no sync came between the answer and a cut."""
@@ -261,6 +270,13 @@ class _Cuts:
         """Whether a cut between two times may have taken a message of the queue, whose offset another one got then."""
         first, last = sorted((one, other))
         return any(first - cut.window_nanos <= cut.time <= last for cut in self._cuts[_broker(queue)])
+
+    def made_vain(self, plan: Event) -> bool:
+        """Whether a pipeline planned to read a message that a cut takes, or has taken while a slave still shows it."""
+        for cut in self._cuts[_broker(plan.queue)]:
+            if self._end(cut, plan) <= plan.offset and plan.time <= self._back[cut] + SLAVE_NANOS:
+                return True
+        return False
 
     def took(self, before: _Send, place: Event) -> bool:
         """Whether a cut may have taken a message from this place, or from one behind it, before the event there.
@@ -357,13 +373,17 @@ def _passes(read: Event, place: Event, sends: dict[str, _Send], cuts: _Cuts) -> 
     return read.id in sends and cuts.took(sends[read.id], place)
 
 
-def _twice(keeps: Iterable[Event], cuts: _Cuts) -> Iterator[Fault]:
+def _twice(keeps: Iterable[Event], plans: Sequence[Event], cuts: _Cuts) -> Iterator[Fault]:
     """A pipeline that finds a queue shorter than it was takes it for a new one, and reads it again."""
     seen: dict[tuple[str, str, str, int, str], Event] = {}
     for kept in keeps:
         key = (kept.group, kept.topic, kept.queue, kept.offset, kept.id)
         before = seen.setdefault(key, kept)
-        if before is not kept and not cuts.between(kept.queue, before.time, kept.time):
+        if before is kept or cuts.between(kept.queue, before.time, kept.time):
+            continue
+        own = [plan for plan in plans if (plan.group, plan.topic, plan.queue) == key[:3] and plan.time <= kept.time]
+        began = max((plan.time for plan in own if plan.time <= before.time), default=before.time)
+        if not any(cuts.made_vain(plan) for plan in own if plan.time >= began):
             yield Fault(Rule.TWICE, f"{kept.group} has {kept.id} at {_place(kept)} twice")
 
 

@@ -506,6 +506,20 @@ def test_a_pipeline_may_read_a_queue_again_that_a_power_cut_made_shorter(
     assert story.rules() == found
 
 
+@pytest.mark.parametrize(("planned", "found"), [(1, []), (0, [Rule.TWICE])])
+def test_a_pipeline_may_read_a_queue_again_if_a_slave_showed_it_a_message_that_a_power_cut_had_taken(
+    story: Story, planned: int, found: list[Rule]
+) -> None:
+    story.sent("m0", 0)
+    story.read("m0", 0)
+    story.add("a", "cut", "ok")
+    story.add("a", "end", "ok", queue="a/0", offset=1)
+    story.add("q", "plan", "ok", group="lake", queue="a/0", offset=planned)
+    for _ in range(2):
+        story.add("q", "keep", "ok", group="lake", queue="a/0", offset=0, id="m0", crc=7)
+    assert story.rules() == found
+
+
 @pytest.mark.parametrize(("end", "crc", "found"), [(100, 3, []), (90, 3, [Rule.REPLICA]), (100, 4, [Rule.REPLICA])])
 def test_a_slave_with_more_or_other_bytes_than_its_master_is_found(
     story: Story, end: int, crc: int, found: list[Rule]
