@@ -156,6 +156,6 @@ ROW: Final = Row(
     "memory stays flat, nothing is lost",
     play,
     "a producer and a consumer of one broker start anew every 60 s. All messages that were acknowledged are stored and "
-    "consumed, by their number; the checker judges one of five such minutes while the next ones run. `--minutes 1440` "
-    "runs a day",
+    "consumed, by their number; the checker judges one of five such minutes while the next ones run. "
+    "`make chaos ROWS=13 MINUTES=1440 SCALE=24` runs a day, hour by hour",
 )
