@@ -271,12 +271,12 @@ class _Cuts:
         first, last = sorted((one, other))
         return any(first - cut.window_nanos <= cut.time <= last for cut in self._cuts[_broker(queue)])
 
-    def made_vain(self, plan: Event) -> bool:
-        """Whether a pipeline planned to read a message that a cut takes, or has taken while a slave still shows it."""
-        for cut in self._cuts[_broker(plan.queue)]:
-            if self._end(cut, plan) <= plan.offset and plan.time <= self._back[cut] + SLAVE_NANOS:
-                return True
-        return False
+    def made_vain(self, plan: Event, until: int) -> bool:
+        """Whether a cut before `until` took a message that a pipeline had planned to read, or that a slave showed."""
+        return any(
+            cut.time <= until and self._end(cut, plan) <= plan.offset and plan.time <= self._back[cut] + SLAVE_NANOS
+            for cut in self._cuts[_broker(plan.queue)]
+        )
 
     def took(self, before: _Send, place: Event) -> bool:
         """Whether a cut may have taken a message from this place, or from one behind it, before the event there.
@@ -383,7 +383,7 @@ def _twice(keeps: Iterable[Event], plans: Sequence[Event], cuts: _Cuts) -> Itera
             continue
         own = [plan for plan in plans if (plan.group, plan.topic, plan.queue) == key[:3] and plan.time <= kept.time]
         began = max((plan.time for plan in own if plan.time <= before.time), default=before.time)
-        if not any(cuts.made_vain(plan) for plan in own if plan.time >= began):
+        if not any(cuts.made_vain(plan, kept.time) for plan in own if plan.time >= began):
             yield Fault(Rule.TWICE, f"{kept.group} has {kept.id} at {_place(kept)} twice")
 
 

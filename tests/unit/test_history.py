@@ -520,6 +520,17 @@ def test_a_pipeline_may_read_a_queue_again_if_a_slave_showed_it_a_message_that_a
     assert story.rules() == found
 
 
+def test_a_later_power_cut_is_no_reason_to_read_a_queue_again(story: Story) -> None:
+    story.sent("m0", 0)
+    story.read("m0", 0)
+    story.add("q", "plan", "ok", group="lake", queue="a/0", offset=1)
+    for _ in range(2):
+        story.add("q", "keep", "ok", group="lake", queue="a/0", offset=0, id="m0", crc=7)
+    story.add("a", "cut", "ok")
+    story.add("a", "end", "ok", queue="a/0", offset=1)
+    assert story.rules() == [Rule.TWICE]
+
+
 @pytest.mark.parametrize(("end", "crc", "found"), [(100, 3, []), (90, 3, [Rule.REPLICA]), (100, 4, [Rule.REPLICA])])
 def test_a_slave_with_more_or_other_bytes_than_its_master_is_found(
     story: Story, end: int, crc: int, found: list[Rule]

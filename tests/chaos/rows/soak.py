@@ -47,7 +47,7 @@ async def play(round_: Round) -> None:
 
 
 async def _soak(round_: Round, broker: Server, namesrv_address: str) -> None:
-    """Send and consume without a pause. The checker judges a segment of five while the next ones run."""
+    """Segment after segment. The checker judges one of five while the next ones run."""
     first = await _segment(round_, broker, namesrv_address, 0.0, MOST_AT_FIRST_SECONDS)
     rate = round(SHARE * first.sends / MOST_AT_FIRST_SECONDS)
     with ThreadPoolExecutor(1, initializer=_yield_to_others) as judge:
@@ -55,20 +55,19 @@ async def _soak(round_: Round, broker: Server, namesrv_address: str) -> None:
         wanted = min(MOST_SECONDS, round_.seconds_left - 30)
         began, memory, sends = time.monotonic(), [(0.0, _mebibytes(broker))], 0
         watching = asyncio.create_task(_watch(broker, began, memory))
-        judging: asyncio.Task[None] | None = None
+        judging: list[asyncio.Task[None]] = []
         for number in count():
             if (passed := time.monotonic() - began) >= wanted:
                 break
             segment = await _segment(round_, broker, namesrv_address, rate, min(SEGMENT_SECONDS, wanted - passed + 1))
             sends += segment.sends
             if number % JUDGED_EVERY == 0:
-                await _ended(judging)
-                judging = asyncio.create_task(_judge(round_, broker, segment, judge))
+                judging.append(asyncio.create_task(_judge(round_, broker, segment, judge)))
             else:
                 shutil.rmtree(segment.directory)
         watching.cancel()
         seconds = time.monotonic() - began
-        await _ended(judging)
+        await asyncio.gather(*judging)
     round_.figures.update({"seconds": int(seconds), "sent": sends})
     round_.measured.update({"intended in a second": rate, "sent in a second": round(sends / seconds)})
     round_.demand(sends > LEAST_SHARE * rate * seconds, f"{sends} messages in {seconds:.0f} s were less than intended")
@@ -113,11 +112,6 @@ async def _judge(round_: Round, broker: Server, segment: Segment, judge: ThreadP
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(judge, lambda: round_.judge(segment.clients.events()))
     shutil.rmtree(segment.directory)
-
-
-async def _ended(judging: asyncio.Task[None] | None) -> None:
-    if judging is not None:
-        await judging
 
 
 def _yield_to_others() -> None:
